@@ -4,6 +4,7 @@
 #include "runtime/device_code.h"
 #include "runtime/early.h"
 #include "runtime/fused.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 #include "runtime/status.h"
@@ -33,7 +34,7 @@ int most_blocks(int multiprocessors) {
   return std::min(AllSumParams::kMostBlocks, multiprocessors * AllSumParams::kBlocksPerMultiprocessor / Peers::kMostStreams);
 }
 
-// Of one array; with another one, which is added to the sum (decoding/sums.h).
+// Of one array; with another one, which is added to the sum (decoding/fusion/sums.h).
 class AllSum final : public Fused {
  public:
   AllSum(const mx::Stream& stream, mx::distributed::Group group, std::shared_ptr<const Peers> peers)
@@ -137,12 +138,13 @@ void encode_all_sum(
   params.count = peers.count;
   params.size = static_cast<long long>(x.nbytes());
   static KernelModule kernels("all_sum");
+  static constexpr auto table = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_ALL_SUM_KERNELS(MLX_CUDA_KERNEL_ROW)});
   constexpr int warps = AllSumParams::kThreads / 32;
   const int most = most_blocks(peers.multiprocessors);
   const auto parts = ceil_div<long long>(params.size, AllSumParams::kData);
   params.parts =
       static_cast<int>(std::min<long long>(ceil_div<long long>(parts, most * warps), AllSumParams::most_parts(peers.count)));
-  CUfunction kernel = kernels.function("all_sum_" + type_name(out.dtype()));
+  CUfunction kernel = kernels.function(kernel_for(table, type_name(out.dtype())));
   begins_early(kernel);
   const auto blocks = std::min<long long>(ceil_div<long long>(parts, params.parts * warps), most);
   node.launch(kernel, dim3(blocks), AllSumParams::kThreads, 0, params);

@@ -7,7 +7,8 @@
 // warp had read what it got before. So a warp waits for the same warp of the others alone, and all blocks are resident
 // (all_sum.cpp sees to it), so that no two GPUs wait for each other.
 #include "all_sum/params.h"
-#include "device/grid.cuh"
+#include "device/ptx.cuh"
+#include "device/types.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {
@@ -18,22 +19,6 @@ constexpr int kGroup = 8;       // letters that have the data of seven lanes
 // 0 is what memory holds at first, and boxes stay in turns where numbers begin anew. A box has the number before the last, or 0.
 __device__ inline unsigned after(unsigned number) {
   return number == 0xffff ? 2 : number + 1;
-}
-
-__device__ inline void store_whole(void* to, uint4 letter) {
-  const auto* half = reinterpret_cast<const unsigned long long*>(&letter);
-  asm volatile("{\n\t.reg .b128 letter;\n\tmov.b128 letter, {%1, %2};\n\tst.relaxed.sys.global.b128 [%0], letter;\n\t}" ::"l"(to),
-               "l"(half[0]), "l"(half[1])
-               : "memory");
-}
-
-__device__ inline uint4 load_whole(const void* from) {
-  ulonglong2 halves;
-  asm volatile("{\n\t.reg .b128 letter;\n\tld.relaxed.sys.global.b128 letter, [%2];\n\tmov.b128 {%0, %1}, letter;\n\t}"
-               : "=l"(halves.x), "=l"(halves.y)
-               : "l"(from)
-               : "memory");
-  return reinterpret_cast<const uint4&>(halves);
 }
 
 // The letter of a lane with 16 bytes: the last of each eight, which has none of its own, takes the others' last two.
@@ -154,12 +139,9 @@ __device__ inline void all_sum(const AllSumParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_ALL_SUM(name, T)                                                                                                  \
+#define MLX_CUDA_ALL_SUM(name, dtype)                                                                                              \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::AllSumParams::kThreads, mlx_cuda::AllSumParams::kBlocksPerMultiprocessor) \
-      all_sum_##name(const __grid_constant__ mlx_cuda::AllSumParams params) {                                                      \
-    mlx_cuda::all_sum<T>(params);                                                                                                  \
+      name(const __grid_constant__ mlx_cuda::AllSumParams params) {                                                                \
+    mlx_cuda::all_sum<mlx_cuda::types::dtype>(params);                                                                             \
   }
-
-MLX_CUDA_ALL_SUM(float32, float)
-MLX_CUDA_ALL_SUM(float16, __half)
-MLX_CUDA_ALL_SUM(bfloat16, __nv_bfloat16)
+MLX_CUDA_ALL_SUM_KERNELS(MLX_CUDA_ALL_SUM)

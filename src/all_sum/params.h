@@ -39,3 +39,7 @@ struct AllSumParams {
 };
 
 }  // namespace mlx_cuda
+
+// all_sum.cu. EACH(name, dtype).
+#define MLX_CUDA_ALL_SUM_KERNELS(EACH) \
+  EACH(all_sum_float32, float32) EACH(all_sum_float16, float16) EACH(all_sum_bfloat16, bfloat16)

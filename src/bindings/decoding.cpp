@@ -1,10 +1,10 @@
 #include "bindings/parts.h"
 #include "bindings/watch.h"
-#include "decoding/capture_error.h"
-#include "decoding/lifetimes.h"
-#include "decoding/self_test.h"
-#include "decoding/step.h"
-#include "decoding/sums.h"
+#include "decoding/capture/lifetimes.h"
+#include "decoding/capture/self_test.h"
+#include "decoding/capture/step.h"
+#include "decoding/fusion/sums.h"
+#include "decoding/graph/capture_error.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>

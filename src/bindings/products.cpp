@@ -6,7 +6,7 @@
 #include "matmul/fp8/fp8.h"
 #include "matmul/grouped/primitive.h"
 #include "matmul/grouped/upstream_operand.h"
-#include "matmul/quantized/kernels.h"
+#include "matmul/quantized/choice.h"
 #include "matmul/quantized/quantized.h"
 
 #include <nanobind/stl/optional.h>

@@ -13,3 +13,7 @@ struct Layout {
 };
 
 }  // namespace mlx_cuda
+
+// Kernels of copy.cu. EACH(name, type, bytes).
+#define MLX_CUDA_COPY_KERNELS(EACH) \
+  EACH(copy_8bit, unsigned char, 1) EACH(copy_16bit, unsigned short, 2) EACH(copy_32bit, unsigned int, 4)

@@ -20,11 +20,8 @@ __device__ inline void copy(const T* in, T* out, long long size, const Layout& l
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_COPY(name, T)                                                                                           \
+#define MLX_CUDA_COPY(name, T, bytes)                                                                                    \
   extern "C" __global__ void __launch_bounds__(256) name(const T* in, T* out, long long size, mlx_cuda::Layout layout) { \
     mlx_cuda::copy(in, out, size, layout);                                                                               \
   }
-
-MLX_CUDA_COPY(copy_8bit, unsigned char)
-MLX_CUDA_COPY(copy_16bit, unsigned short)
-MLX_CUDA_COPY(copy_32bit, unsigned int)
+MLX_CUDA_COPY_KERNELS(MLX_CUDA_COPY)

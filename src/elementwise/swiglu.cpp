@@ -1,6 +1,8 @@
 #include "elementwise/swiglu.h"
 
+#include "elementwise/kernels.h"
 #include "runtime/device_code.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
@@ -15,6 +17,7 @@ namespace mlx_cuda {
 namespace {
 
 KernelModule kernels("swiglu");
+constexpr auto kKernels = std::to_array<KernelRow<std::string_view, bool>>({MLX_CUDA_SWIGLU_KERNELS(MLX_CUDA_KERNEL_ROW)});
 
 struct Rows {
   mx::array array;
@@ -100,8 +103,8 @@ class SwiGLU final : public Fused {
     constexpr unsigned threads = 256;
     const dim3 grid(ceil_div<long long>(columns / vector, threads), std::min<long long>(rows, 65535));
     node.launch(
-        kernels.function("swiglu_" + type_name(out.dtype()) + (wide ? "_vector" : "_scalar")), grid, threads, 0, gate_data, up_data,
-        out_data, rows, columns, gate_stride, up_stride);
+        kernels.function(kernel_for(kKernels, type_name(out.dtype()), wide)), grid, threads, 0, gate_data, up_data, out_data, rows,
+        columns, gate_stride, up_stride);
   }
 };
 

@@ -1,6 +1,8 @@
 // out = silu(gate) * up over rows whose elements are adjacent and whose starts may lie any distance apart, so that the two halves
 // of one projection need no copy. Each thread moves one vector of N elements; arithmetic is float32.
+#include "device/types.cuh"
 #include "device/vector.cuh"
+#include "elementwise/kernels.h"
 
 namespace mlx_cuda {
 
@@ -41,15 +43,11 @@ __device__ inline void swiglu_rows(
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_SWIGLU(name, T, N)                                                                                             \
-  extern "C" __global__ void __launch_bounds__(256)                                                                             \
-      name(const T* gate, const T* up, T* out, long long rows, long long columns, long long gate_stride, long long up_stride) { \
-    mlx_cuda::swiglu_rows<T, N>(gate, up, out, rows, columns, gate_stride, up_stride);                                          \
+#define MLX_CUDA_SWIGLU(name, dtype, VECTOR)                                                                             \
+  extern "C" __global__ void __launch_bounds__(256) name(                                                                \
+      const mlx_cuda::types::dtype* gate, const mlx_cuda::types::dtype* up, mlx_cuda::types::dtype* out, long long rows, \
+      long long columns, long long gate_stride, long long up_stride) {                                                   \
+    mlx_cuda::swiglu_rows<mlx_cuda::types::dtype, VECTOR ? mlx_cuda::kVectorSize<mlx_cuda::types::dtype> : 1>(           \
+        gate, up, out, rows, columns, gate_stride, up_stride);                                                           \
   }
-
-MLX_CUDA_SWIGLU(swiglu_float32_vector, float, mlx_cuda::kVectorSize<float>)
-MLX_CUDA_SWIGLU(swiglu_float16_vector, __half, mlx_cuda::kVectorSize<__half>)
-MLX_CUDA_SWIGLU(swiglu_bfloat16_vector, __nv_bfloat16, mlx_cuda::kVectorSize<__nv_bfloat16>)
-MLX_CUDA_SWIGLU(swiglu_float32_scalar, float, 1)
-MLX_CUDA_SWIGLU(swiglu_float16_scalar, __half, 1)
-MLX_CUDA_SWIGLU(swiglu_bfloat16_scalar, __nv_bfloat16, 1)
+MLX_CUDA_SWIGLU_KERNELS(MLX_CUDA_SWIGLU)

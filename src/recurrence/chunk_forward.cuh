@@ -23,6 +23,7 @@
 // there is no y, and no chunk goes token by token: u is added to S in two parts of 16 bits instead.
 #pragma once
 
+#include "device/reduce.cuh"
 #include "recurrence/chunk_tiles.cuh"
 
 namespace mlx_cuda {
@@ -145,10 +146,7 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
         }
       }
     }
-#pragma unroll
-    for (int away = 1; away < 32; away *= 2) {
-      repeated += __shfl_xor_sync(~0u, repeated, away);
-    }
+    repeated = of_near_lanes<1, 32>(repeated, Sum{});
     if (repeated > kRepeated * (16 * row + 16 * 15 / 2)) {
       mark(p, to);
     }

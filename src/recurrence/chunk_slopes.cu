@@ -15,7 +15,10 @@
 //
 // The terms of two tokens cancel in the sum over all tokens from a later one on, and the slope of a small decay is what is left,
 // divided by it: so both have the same D, B, Q, K and diag(beta) K, each rounded to 16 bits.
+#include "device/reduce.cuh"
+#include "device/types.cuh"
 #include "recurrence/chunk_sums.cuh"
+#include "recurrence/kernels.h"
 
 namespace mlx_cuda {
 
@@ -323,11 +326,7 @@ class ChunkSlopes {
   }
 
   __device__ void write_whole(float sum) {
-#pragma unroll
-    for (int away = 16; away > 0; away /= 2) {
-      sum += __shfl_xor_sync(~0u, sum, away);
-    }
-    wholes_[warp_] = sum;
+    wholes_[warp_] = warp_sum(sum);
   }
 
   // Slopes of queries or keys.
@@ -364,9 +363,9 @@ class ChunkSlopes {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int token = 2 * lane + i;
-      const float corrected = Delta ? sum_of(of_corrected_, 2, token) : 0.0f;
-      beta[i] = sum_of(of_x_, 4, token) + corrected;
-      decay[i] = sum_of(of_q_, 2, token) - sum_of(of_earlier_, 4, token) + (Delta ? sum_of(of_scaled_, 2, token) : 0.0f);
+      const float corrected = Delta ? token_sum(of_corrected_, 2, token) : 0.0f;
+      beta[i] = token_sum(of_x_, 4, token) + corrected;
+      decay[i] = token_sum(of_q_, 2, token) - token_sum(of_earlier_, 4, token) + (Delta ? token_sum(of_scaled_, 2, token) : 0.0f);
     }
     float after = decay[0] + decay[1];
 #pragma unroll
@@ -429,23 +428,15 @@ __device__ inline void chunk_slopes(const Recurrence& p, const Kept& from, const
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_CHUNK_SLOPES(name, T, Delta)                                                      \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kSlopesThreads, 1) chunk_slopes_##name(   \
+#define MLX_CUDA_CHUNK_SLOPES(name, dtype, Delta)                                                  \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::kSlopesThreads, 1) name(                  \
       __grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Kept from, \
       __grid_constant__ const mlx_cuda::Slopes to) {                                               \
-    mlx_cuda::chunk_slopes<T, Delta>(p, from, to);                                                 \
+    mlx_cuda::chunk_slopes<mlx_cuda::types::dtype, Delta>(p, from, to);                            \
   }
 
-MLX_CUDA_CHUNK_SLOPES(delta_float16, __half, true)
-MLX_CUDA_CHUNK_SLOPES(delta_bfloat16, __nv_bfloat16, true)
-MLX_CUDA_CHUNK_SLOPES(plain_float16, __half, false)
-MLX_CUDA_CHUNK_SLOPES(plain_bfloat16, __nv_bfloat16, false)
-
-#define MLX_CUDA_CHUNK_SHARED_SUMS(name, T)                                      \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kSumThreads)            \
-      chunk_shared_sums_##name(__grid_constant__ const mlx_cuda::SharedSums p) { \
-    mlx_cuda::chunk_shared_sums<T>(p);                                           \
+#define MLX_CUDA_CHUNK_SHARED_SUMS(name, dtype)                                                                              \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::kSumThreads) name(__grid_constant__ const mlx_cuda::SharedSums p) { \
+    mlx_cuda::chunk_shared_sums<mlx_cuda::types::dtype>(p);                                                                  \
   }
-
-MLX_CUDA_CHUNK_SHARED_SUMS(float16, __half)
-MLX_CUDA_CHUNK_SHARED_SUMS(bfloat16, __nv_bfloat16)
+MLX_CUDA_CHUNK_GRADIENT_KERNELS(MLX_CUDA_CHUNK_SLOPES, MLX_CUDA_CHUNK_SHARED_SUMS)

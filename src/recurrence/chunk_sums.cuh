@@ -82,7 +82,7 @@ __device__ inline void write_row_sums(float* to, float2 sums) {
   }
 }
 
-__device__ inline float sum_of(const float* parts, int count, int token) {
+__device__ inline float token_sum(const float* parts, int count, int token) {
   float sum = 0;
   for (int i = 0; i < count; ++i) {
     sum += parts[i * kChunk + token];

@@ -3,7 +3,7 @@
 
 #include "device/mma.cuh"
 #include "device/numbers.cuh"
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
 #include "recurrence/chunked_params.h"
 #include "recurrence/rows.cuh"
 

@@ -9,7 +9,9 @@
 // `chunk_scan_back` goes from the last chunk to the first as `chunk_scan` goes from the first to the last: a block for 32 columns
 // of a head's values, with R in float32 registers. All else is chunk_slopes.cu, or products of MLX's (backward.py has the
 // formulas).
+#include "device/types.cuh"
 #include "recurrence/chunk_forward.cuh"
+#include "recurrence/kernels.h"
 
 namespace mlx_cuda {
 
@@ -152,14 +154,10 @@ __device__ inline void chunk_scans(const Recurrence& p, const Recurrence& back, 
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_CHUNKED_BACK(name, T, Delta)                                                            \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads, 2) chunk_scans_##name(           \
+#define MLX_CUDA_CHUNK_SCANS(name, dtype, Delta)                                                         \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads, 2) name(                         \
       __grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Recurrence back, \
       __grid_constant__ const mlx_cuda::Prepared from, __grid_constant__ const mlx_cuda::Kept to) {      \
-    mlx_cuda::chunk_scans<T, Delta>(p, back, from, to);                                                  \
+    mlx_cuda::chunk_scans<mlx_cuda::types::dtype, Delta>(p, back, from, to);                             \
   }
-
-MLX_CUDA_CHUNKED_BACK(delta_float16, __half, true)
-MLX_CUDA_CHUNKED_BACK(delta_bfloat16, __nv_bfloat16, true)
-MLX_CUDA_CHUNKED_BACK(plain_float16, __half, false)
-MLX_CUDA_CHUNKED_BACK(plain_bfloat16, __nv_bfloat16, false)
+MLX_CUDA_CHUNKED_BACK_KERNELS(MLX_CUDA_CHUNK_SCANS)

@@ -2,7 +2,9 @@
 
 #include "recurrence/calls.h"
 #include "recurrence/chunked_params.h"
+#include "recurrence/kernels.h"
 #include "runtime/device_code.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
@@ -22,6 +24,15 @@ namespace {
 KernelModule recurrent("recurrent");
 KernelModule recurrent_few("recurrent_few");
 KernelModule chunked("chunked");
+
+#define MLX_CUDA_KEYS_ROW(name, keys, channels) {#name, {keys, channels}},
+using Keys = KernelRow<int, bool>;
+constexpr auto kRecurrent = std::to_array<Keys>({MLX_CUDA_RECURRENT_KERNELS(MLX_CUDA_KEYS_ROW)});
+constexpr auto kRecurrentFew = std::to_array<Keys>({MLX_CUDA_RECURRENT_FEW_KERNELS(MLX_CUDA_KEYS_ROW)});
+#define MLX_CUDA_NO_ROW(...)
+using Delta = KernelRow<std::string_view, bool>;
+constexpr auto kPrepare = std::to_array<Delta>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
+constexpr auto kScan = std::to_array<Delta>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
 
 constexpr std::int64_t kWorkspace = 64 << 20;  // bytes, for the parts of long sequences that go through it in turn
 
@@ -106,12 +117,13 @@ class Recurrent final : public Stateful<Parts> {
     const Recurrence p = describe(in, y, state, node);
     const bool channels = in.g.ndim() == 4;
     const int keys = p.key_size <= 128 ? 128 : kRecurrentLargestKey;
-    const std::string kernel = (channels ? "channels_" : "heads_") + std::to_string(keys);
     const dim3 blocks(ceil_div(p.value_size, kRecurrentRows) * p.value_heads * state.shape(0));
     if (p.length <= kFewTokens) {
-      node.launch(recurrent_few.function("recurrent_few_" + kernel), blocks, kFewThreads, 0, p);
+      node.launch(recurrent_few.function(kernel_for(kRecurrentFew, keys, channels)), blocks, kFewThreads, 0, p);
     } else {
-      node.launch(recurrent.function("recurrent_" + kernel), blocks, kRecurrentThreads, recurrent_shared_bytes(keys, channels), p);
+      node.launch(
+          recurrent.function(kernel_for(kRecurrent, keys, channels)), blocks, kRecurrentThreads,
+          recurrent_shared_bytes(keys, channels), p);
     }
   }
 
@@ -123,7 +135,7 @@ class Recurrent final : public Stateful<Parts> {
     const int most = static_cast<int>(std::clamp<std::int64_t>(kWorkspace / (heads * sizes.bytes()), 1, all));
     mx::array memory =
         temporary_in_turn({static_cast<int>(most * heads), static_cast<int>(sizes.bytes())}, mx::uint8, encoder, queue());
-    const std::string kernel = (state_.way.delta ? "delta_" : "plain_") + type_name(in.v.dtype());
+    const std::string dtype = type_name(in.v.dtype());
     for (int first = 0; first < all; first += most) {
       const int chunks = std::min(most, all - first);
       const auto prepared = [&](KernelNode& node) {
@@ -135,12 +147,15 @@ class Recurrent final : public Stateful<Parts> {
         KernelNode node(encoder);
         const Recurrence of = describe(in, y, state, node);
         const Prepared to = prepared(node);
-        node.launch(chunked.function("chunk_prepare_" + kernel), dim3(chunks * heads), kChunkThreads, kPrepareBytes, of, to);
+        node.launch(
+            chunked.function(kernel_for(kPrepare, dtype, state_.way.delta)), dim3(chunks * heads), kChunkThreads, kPrepareBytes, of,
+            to);
       }
       KernelNode node(encoder);
       const Recurrence of = describe(in, y, state, node);
       const Prepared from = prepared(node);
-      node.launch(chunked.function("chunk_scan_" + kernel), dim3(values * heads), kChunkThreads, kScanBytes, of, from);
+      node.launch(
+          chunked.function(kernel_for(kScan, dtype, state_.way.delta)), dim3(values * heads), kChunkThreads, kScanBytes, of, from);
       in.state = state;
     }
   }

@@ -1,8 +1,10 @@
 // Derivatives of linear attention by chunks: the host's side of chunked_back.cu and chunk_slopes.cu.
 #include "recurrence/calls.h"
 #include "recurrence/chunked_params.h"
+#include "recurrence/kernels.h"
 #include "recurrence/linear_attention.h"
 #include "runtime/device_code.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 
 #include <algorithm>
@@ -22,13 +24,13 @@ KernelModule chunked("chunked");
 KernelModule chunked_back("chunked_back");
 KernelModule slopes_module("chunk_slopes");
 
-std::string kernel_name(const char* of, bool delta, mx::Dtype dtype) {
-  return std::string(of) + (delta ? "_delta_" : "_plain_") + type_name(dtype);
-}
-
-std::string sums_name(mx::Dtype dtype) {
-  return "chunk_shared_sums_" + type_name(dtype);
-}
+#define MLX_CUDA_NO_ROW(...)
+using Row = KernelRow<std::string_view, bool>;
+constexpr auto kPrepare = std::to_array<Row>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
+constexpr auto kScans = std::to_array<Row>({MLX_CUDA_CHUNKED_BACK_KERNELS(MLX_CUDA_KERNEL_ROW)});
+constexpr auto kSlopes = std::to_array<Row>({MLX_CUDA_CHUNK_GRADIENT_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
+constexpr auto kSums =
+    std::to_array<KernelRow<std::string_view>>({MLX_CUDA_CHUNK_GRADIENT_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
 
 // Both are derivatives, whose own are those of a composition in Python.
 template <typename Own>
@@ -54,10 +56,6 @@ class Derivative : public Stateful<Parts> {
 
   std::vector<mx::array> compose(const std::vector<mx::array>&) const override {
     throw std::invalid_argument(std::string("[") + name() + "] This is differentiated in Python.");
-  }
-
-  std::string kernel(const char* of, mx::Dtype dtype) const {
-    return kernel_name(of, state_.way.delta, dtype);
   }
 
   // The call among the inputs.
@@ -119,7 +117,9 @@ class ScanBack final : public Derivative<ScanBack> {
       const Recurrence of = describe(in, state_.way.delta, node);
       Prepared to = prepared(node);
       to.solve = state_.way.delta ? node.writes(outputs[5]) : nullptr;
-      node.launch(chunked.function(kernel("chunk_prepare", dtype)), dim3(chunks * heads), kChunkThreads, kPrepareBytes, of, to);
+      node.launch(
+          chunked.function(kernel_for(kPrepare, type_name(dtype), state_.way.delta)), dim3(chunks * heads), kChunkThreads,
+          kPrepareBytes, of, to);
     }
     KernelNode node(encoder);
     Recurrence of = describe(in, state_.way.delta, node);
@@ -134,7 +134,7 @@ class ScanBack final : public Derivative<ScanBack> {
     kept.slopes = node.writes(outputs[2]);
     kept.change_slopes = node.writes(outputs[3]);
     node.launch(
-        chunked_back.function(kernel("chunk_scans", dtype)), dim3(2 * values * heads), kChunkThreads,
+        chunked_back.function(kernel_for(kScans, type_name(dtype), state_.way.delta)), dim3(2 * values * heads), kChunkThreads,
         std::max(kScanBytes, kScanBackBytes), of, back_of, from, kept);
   }
 };
@@ -192,8 +192,8 @@ class ChunkSlopes final : public Derivative<ChunkSlopes> {
       to.chunks = ceil_div(of.length, kChunk);
       to.batches = in.v.shape(0);
       node.launch(
-          slopes_module.function(kernel("chunk_slopes", in.v.dtype())), dim3(to.chunks * to.batches * of.value_heads),
-          kSlopesThreads, kSlopesBytes, of, from, to);
+          slopes_module.function(kernel_for(kSlopes, type_name(in.v.dtype()), state_.way.delta)),
+          dim3(to.chunks * to.batches * of.value_heads), kSlopesThreads, kSlopesBytes, of, from, to);
     }
     if (shared > 1) {
       KernelNode node(encoder);
@@ -205,7 +205,7 @@ class ChunkSlopes final : public Derivative<ChunkSlopes> {
       sums.units = static_cast<long long>(in.k.size() / 8);
       sums.shared = shared;
       node.launch(
-          slopes_module.function(sums_name(in.k.dtype())),
+          slopes_module.function(kernel_for(kSums, type_name(in.k.dtype()))),
           dim3(static_cast<unsigned>(2 * ceil_div<long long>(sums.units, kSumThreads))), kSumThreads, 0, sums);
     }
   }
@@ -217,8 +217,8 @@ std::optional<std::vector<mx::array>> linear_attention_scan(
     const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream) {
   mx::cu::device(stream.device).make_current();
   const bool there = are_available([&] {
-    chunked.function(kernel_name("chunk_prepare", delta, in.v.dtype()));
-    chunked_back.function(kernel_name("chunk_scans", delta, in.v.dtype()));
+    chunked.function(kernel_for(kPrepare, type_name(in.v.dtype()), delta));
+    chunked_back.function(kernel_for(kScans, type_name(in.v.dtype()), delta));
   });
   if (!there) {
     return std::nullopt;
@@ -237,9 +237,9 @@ std::optional<std::vector<mx::array>> linear_attention_slopes(
   }
   const bool delta = scan.size() > 5;
   const bool there = are_available([&] {
-    slopes_module.function(kernel_name("chunk_slopes", delta, in.v.dtype()));
+    slopes_module.function(kernel_for(kSlopes, type_name(in.v.dtype()), delta));
     if (in.v.shape(2) > in.k.shape(2)) {
-      slopes_module.function(sums_name(in.k.dtype()));
+      slopes_module.function(kernel_for(kSums, type_name(in.k.dtype())));
     }
   });
   if (!there) {

@@ -2,6 +2,8 @@
 // Networks", arXiv:2412.06464), S += beta v k^T without it (Mamba-2, arXiv:2405.21060), and y = S q. S has a row for each element
 // of v and stays in registers: 8 lanes share two rows, a block has 32 rows of one head. What a token adds to y is delta (k q), so
 // that both products with S are of the S that the token finds, and are summed across the lanes at once.
+#include "device/reduce.cuh"
+#include "recurrence/kernels.h"
 #include "recurrence/rows.cuh"
 
 namespace mlx_cuda {
@@ -87,10 +89,7 @@ class Stage {
           }
         }
       }
-#pragma unroll
-      for (int away = 16; away > 0; away /= 2) {
-        qk += __shfl_xor_sync(~0u, qk, away);
-      }
+      qk = warp_sum(qk);
       if (lane == 0) {
         to.decay[token] = there_[i] ? number(decay_[i], p.g.type) : 1.0f;
         to.beta[token] = there_[i] ? number(beta_[i], p.beta.type) : 0.0f;
@@ -184,7 +183,4 @@ __device__ inline void recurrent(const Recurrence& p) {
     mlx_cuda::recurrent<Keys, Channels>(p);                                                                                        \
   }
 
-MLX_CUDA_RECURRENT(recurrent_heads_128, 128, false)
-MLX_CUDA_RECURRENT(recurrent_channels_128, 128, true)
-MLX_CUDA_RECURRENT(recurrent_heads_256, 256, false)
-MLX_CUDA_RECURRENT(recurrent_channels_256, 256, true)
+MLX_CUDA_RECURRENT_KERNELS(MLX_CUDA_RECURRENT)

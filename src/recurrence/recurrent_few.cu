@@ -1,5 +1,6 @@
 // Linear attention of one token, or a few (recurrent.cu says what it is): the memory's speed counts, so that nothing is shared and
 // nobody waits. Eight lanes have one row of the state.
+#include "recurrence/kernels.h"
 #include "recurrence/rows.cuh"
 
 namespace mlx_cuda {
@@ -22,7 +23,4 @@ __device__ inline void recurrent_few(const Recurrence& p) {
     mlx_cuda::recurrent_few<Keys, Channels>(p);                                           \
   }
 
-MLX_CUDA_FEW(recurrent_few_heads_128, 128, false)
-MLX_CUDA_FEW(recurrent_few_channels_128, 128, true)
-MLX_CUDA_FEW(recurrent_few_heads_256, 256, false)
-MLX_CUDA_FEW(recurrent_few_channels_256, 256, true)
+MLX_CUDA_RECURRENT_FEW_KERNELS(MLX_CUDA_FEW)

@@ -1,6 +1,7 @@
 // Operands of linear attention as they are stored, and what a token does to rows of the state.
 #pragma once
 
+#include "device/reduce.cuh"
 #include "device/vector.cuh"
 #include "recurrence/recurrent_params.h"
 
@@ -213,10 +214,7 @@ __device__ inline void advance_tokens(const Recurrence& p, const Work& work, Row
       g[j] = !seen ? all(1) : Channels ? numbers(raw_g[j], p.g.type) : all(number(decay, p.g.type));
       qk += sum(product(q[j], k[j]));
     }
-#pragma unroll
-    for (int away = 1; away < kRecurrentLanes; away *= 2) {
-      qk += __shfl_xor_sync(~0u, qk, away);
-    }
+    qk = of_near_lanes<1, kRecurrentLanes>(qk, Sum{});
     const float v[1] = {number(value, p.v.type)};
     float y[1];
     state.advance(p.delta, g, k, q, v, number(beta, p.beta.type), qk, y);

@@ -1,9 +1,11 @@
 #include "recurrence/short_conv.h"
 
 #include "recurrence/calls.h"
+#include "recurrence/kernels.h"
 #include "recurrence/short_conv_params.h"
 #include "runtime/device_code.h"
 #include "runtime/early.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 #include "runtime/status.h"
@@ -17,6 +19,12 @@ namespace mlx_cuda {
 namespace {
 
 KernelModule kernels("short_conv");
+
+#define MLX_CUDA_NO_ROW(...)
+constexpr auto kToken =
+    std::to_array<KernelRow<std::string_view>>({MLX_CUDA_SHORT_CONV_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
+constexpr auto kTokens =
+    std::to_array<KernelRow<std::string_view, int>>({MLX_CUDA_SHORT_CONV_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
 
 // Which inputs there are besides x and the weight, where the first rows come from, and what comes after.
 struct ShortConvParts {
@@ -138,8 +146,8 @@ void encode_short_conv(
   params.kept_row = before.strides(1);
   params.out = node.writes(out);
   params.next = node.writes(next);
-  const std::string taps = tiled ? std::to_string(params.taps) + "_" : "";
-  CUfunction kernel = kernels.function("short_conv_" + taps + type_name(out.dtype()));
+  const std::string dtype = type_name(out.dtype());
+  CUfunction kernel = kernels.function(tiled ? kernel_for(kTokens, dtype, params.taps) : kernel_for(kToken, dtype));
   if (constant) {
     begins_early(kernel);
   }

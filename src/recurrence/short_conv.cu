@@ -1,7 +1,9 @@
 // The short causal convolution before linear attention: each channel's own, with silu, and what it keeps of the rows.
-#include "device/grid.cuh"
 #include "device/mma.cuh"
+#include "device/ptx.cuh"
+#include "device/types.cuh"
 #include "device/vector.cuh"
+#include "recurrence/kernels.h"
 #include "recurrence/short_conv_params.h"
 
 namespace mlx_cuda {
@@ -118,13 +120,11 @@ __device__ inline void short_conv(const ShortConvParams& p) {
 
 #define MLX_CUDA_SHORT_CONV(name, ...)                                              \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::ShortConvParams::kThreads) \
-      short_conv_##name(const __grid_constant__ mlx_cuda::ShortConvParams params) { \
+      name(const __grid_constant__ mlx_cuda::ShortConvParams params) {              \
     mlx_cuda::short_conv<__VA_ARGS__>(params);                                      \
   }
-#define MLX_CUDA_SHORT_CONVS(name, T)                                                                            \
-  MLX_CUDA_SHORT_CONV(name, T, 2, mlx_cuda::ShortConvParams::kMostTaps, 1, true)                                 \
-  MLX_CUDA_SHORT_CONV(3_##name, T, mlx_cuda::ShortConvParams::kTile, 3, mlx_cuda::ShortConvParams::kTile, false) \
-  MLX_CUDA_SHORT_CONV(4_##name, T, mlx_cuda::ShortConvParams::kTile, 4, mlx_cuda::ShortConvParams::kTile, false)
-
-MLX_CUDA_SHORT_CONVS(float16, __half)
-MLX_CUDA_SHORT_CONVS(bfloat16, __nv_bfloat16)
+#define MLX_CUDA_TOKEN(name, dtype) \
+  MLX_CUDA_SHORT_CONV(name, mlx_cuda::types::dtype, 2, mlx_cuda::ShortConvParams::kMostTaps, 1, true)
+#define MLX_CUDA_TOKENS(name, dtype, taps) \
+  MLX_CUDA_SHORT_CONV(name, mlx_cuda::types::dtype, mlx_cuda::ShortConvParams::kTile, taps, mlx_cuda::ShortConvParams::kTile, false)
+MLX_CUDA_SHORT_CONV_KERNELS(MLX_CUDA_TOKEN, MLX_CUDA_TOKENS)

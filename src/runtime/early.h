@@ -1,4 +1,4 @@
-// Kernels that may begin before those that they depend on have ended (device/grid.cuh), where a graph says so.
+// Kernels that may begin before those that they depend on have ended (device/ptx.cuh), where a graph says so.
 #pragma once
 
 #include <cuda.h>

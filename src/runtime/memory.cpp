@@ -3,6 +3,7 @@
 #include "device/layout.h"
 #include "runtime/device_code.h"
 #include "runtime/faults.h"
+#include "runtime/kernel_table.h"
 #include "runtime/mlx_internals.h"
 #include "runtime/node.h"
 #include "runtime/status.h"
@@ -176,6 +177,8 @@ bool on_16_bytes(const mx::array& in) {
 
 mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
   static KernelModule kernels("copy");
+#define MLX_CUDA_COPY_ROW(name, type, bytes) {#name, {bytes}},
+  static constexpr auto table = std::to_array<KernelRow<std::size_t>>({MLX_CUDA_COPY_KERNELS(MLX_CUDA_COPY_ROW)});
   const bool small = in.nbytes() < 16;  // with more room MLX's allocator puts it on 16 bytes
   mx::array out =
       small ? view(temporary({16}, in.dtype(), encoder, stream), in.shape()) : temporary(in.shape(), in.dtype(), encoder, stream);
@@ -192,7 +195,7 @@ mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, 
   const auto size = static_cast<long long>(out.size());
   constexpr unsigned threads = 256;
   const auto blocks = static_cast<unsigned>(std::min<long long>(ceil_div<long long>(size, threads), 1 << 16));
-  node.launch(kernels.function("copy_" + std::to_string(8 * in.itemsize()) + "bit"), blocks, threads, 0, from, to, size, layout);
+  node.launch(kernels.function(kernel_for(table, in.itemsize())), blocks, threads, 0, from, to, size, layout);
   return out;
 }
 

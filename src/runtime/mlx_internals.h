@@ -1,7 +1,7 @@
 // What we rest on in MLX that its interface does not promise: private members of its classes, and behavior that is documented
 // nowhere. All of it is here, for the one version of MLX that a build is made for and the package asks for; whoever moves to
-// another version reads this file and mlx_internals.cpp against its sources. decoding/self_test.h tries most of it before the first
-// capture.
+// another version reads this file and mlx_internals.cpp against its sources. decoding/capture/self_test.h tries most of it before
+// the first capture.
 #pragma once
 
 #include <cuda.h>

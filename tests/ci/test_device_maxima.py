@@ -8,8 +8,8 @@ from ci.matrix import REPOSITORY
 
 PASSING_BY = {
     "attention/flash/mask_tiles.cu": "what is taken off a row of a mask: with NaN in it the row is NaN whatever that is",
-    "decoding/operands.cuh": "the largest of a group of x, whose sum goes with it and is NaN",
-    "decoding/quantized_row.cuh": "mx.quantize does so",
+    "matmul/gemv/operands.cuh": "the largest of a group of x, whose sum goes with it and is NaN",
+    "decoding/append/quantized_row.cuh": "mx.quantize does so",
     "matmul/dense/epilogue.cu": "relu looks for NaN itself",
     "matmul/fp8/fp8.cu": "the largest finite magnitude",
     "recurrence/chunk_forward.cuh": "how much of A is above 1: a chunk with NaN in it is marked for that",

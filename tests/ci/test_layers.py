@@ -97,6 +97,12 @@ def test_rooms_of_native_code() -> None:
     TopologicalSorter(found).prepare()  # CycleError names the circle
 
 
+def test_inline_assembly_stands_in_one_file() -> None:
+    sources = REPOSITORY / "src"
+    found = [path.relative_to(sources).as_posix() for path in sources.rglob("*.[ch]*") if re.search(r"\basm\b", path.read_text("utf-8"))]
+    assert found == ["device/ptx.cuh"]
+
+
 def test_private_members_of_mlx_are_named_in_one_file() -> None:
     """An explicit instantiation may name them, of which there is one in a program: it stands in no header."""
     sources = REPOSITORY / "src"

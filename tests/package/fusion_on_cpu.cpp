@@ -1,6 +1,6 @@
 // What fusion recognises in a graph, for tests: plans of graphs that run on the CPU, in which products are the step's inputs.
-#include "decoding/gates.h"
-#include "decoding/views.h"
+#include "decoding/fusion/gates.h"
+#include "decoding/graph/views.h"
 
 #include <mlx/primitives.h>
 #include <nanobind/nanobind.h>
@@ -18,7 +18,7 @@ using namespace nb::literals;
 
 namespace mlx_cuda {
 
-// As src/decoding/plan.cpp does it, without running anything.
+// As src/decoding/graph/plan.cpp does it, without running anything.
 Plan::Plan(const mx::array& result) : result_(result) {
   std::unordered_map<std::uintptr_t, bool> depends;
   const std::function<bool(const mx::array&)> visit = [&](const mx::array& array) {

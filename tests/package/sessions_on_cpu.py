@@ -46,7 +46,7 @@ def native_module(**others: Any) -> Any:
 
 
 class Step:
-    """What `Session` uses of src/decoding/step.h, and `again`, which is given it."""
+    """What `Session` uses of src/decoding/capture/step.h, and `again`, which is given it."""
 
     nodes = 1
     has_sums = False

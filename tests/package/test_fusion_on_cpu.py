@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.usefixtures("on_the_cpu"), compiles]
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return compiled(tmp_path_factory.mktemp("native"), "fusion_on_cpu", ("decoding/gates.cpp", "decoding/views.cpp"))
+    return compiled(tmp_path_factory.mktemp("native"), "fusion_on_cpu", ("decoding/fusion/gates.cpp", "decoding/graph/views.cpp"))
 
 
 def products(dtype: mx.Dtype = mx.bfloat16) -> tuple[mx.array, mx.array]:

@@ -81,7 +81,7 @@ class NativeModule(Protocol):
     fp8_matmul: Array  # e4m3 [..., M, K] by [N, K]; scales are float32, of one element or as quantize_fp8 gives them
     quantize_fp8: Callable[[mx.array, str, mx.Stream], tuple[mx.array, mx.array]]
 
-    # A recorded step of a model's decoding (src/decoding/step.h), made from its tokens, how many places its caches stand at, and a
+    # A recorded step of a model's decoding (src/decoding/capture/step.h), made from its tokens, how many places its caches stand at, and a
     # stream; what Python objects hold, which says whether that is unchanged() (src/bindings/watch.h); and whether arrays are the same
     # beneath their objects.
     step: Callable[..., Any]
@@ -90,7 +90,7 @@ class NativeModule(Protocol):
     lifetimes_between: Callable[[mx.array, mx.array], Any]  # of the arrays by which one leads to the other: are there any_left(), but these
     capture_refusal: Callable[[mx.Stream], str]  # why no step is; empty where MLX is inside what captures take it for
     same_arrays: Callable[[list[mx.array], list[mx.array]], bool]
-    sum_with_residuals: Callable[[list[mx.array]], None]  # has additions to sums over GPUs be part of them (src/decoding/sums.h)
+    sum_with_residuals: Callable[[list[mx.array]], None]  # has additions to sums over GPUs be part of them (src/decoding/fusion/sums.h)
 
     build_info: Callable[[], dict[str, Any]]  # package, cuda, mlx, cudnn_headers, and the digest of its device_code
     library_versions: Callable[[], dict[str, Any]]  # those in use, dotted: cudnn, cublaslt, driver

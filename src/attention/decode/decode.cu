@@ -4,21 +4,15 @@
 // Tiles of 16 keys are copied to shared memory in the order of the fragments (tile.cuh), some tiles ahead of their use: a warp that
 // has them for itself reads just what it has copied, and waits for no other. Where there are more rows than a warp holds, a team of
 // warps shares tiles. The warps of a block merge through shared memory; blocks by tickets, or for a team in a second kernel.
+#include "attention/decode/kernels.h"
 #include "attention/decode/tile.cuh"
-#include "device/grid.cuh"
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
+#include "device/types.cuh"
 
 namespace mlx_cuda {
 
 [[maybe_unused]] constexpr int kTileKeys = NarrowTraits::kTileKeys;
 [[maybe_unused]] constexpr int kStages = NarrowTraits::kStages;
-
-enum class Keys {
-  plain,   // in one piece
-  even,    // and the same ones in all units, without a mask: these kernels begin sooner
-  masked,  // and a bool mask of one row hides some: tiles that it hides are never read
-  paged,
-};
 
 // Slices of a block take tiles in turn. A slice is a warp, or a team of warps with different rows.
 template <bool Team>
@@ -278,35 +272,16 @@ __device__ inline void decode(const DecodeParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_DECODE_KERNEL(name, WARPS, T, D, TEAM, KEYS)                                                               \
-  extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) name(const __grid_constant__ mlx_cuda::DecodeParams params) { \
-    mlx_cuda::begin_early();                                                                                                \
-    MLX_CUDA_SM80(mlx_cuda::decode<T, D, TEAM, mlx_cuda::Keys::KEYS>(params))                                               \
+#define MLX_CUDA_DECODE(name, dtype, D, TEAM, KEYS)                                                     \
+  extern "C" __global__ void __launch_bounds__(                                                         \
+      (TEAM ? mlx_cuda::NarrowTraits{D}.team_warps() : mlx_cuda::NarrowTraits{D}.solo_warps()) * 32, 1) \
+      name(const __grid_constant__ mlx_cuda::DecodeParams params) {                                     \
+    mlx_cuda::begin_early();                                                                            \
+    MLX_CUDA_SM80(mlx_cuda::decode<mlx_cuda::types::dtype, D, TEAM, KEYS>(params))                      \
   }
-
-// For rows that one warp holds, and for more.
-#define MLX_CUDA_DECODE_SOLO(name, T, D, KEYS) \
-  MLX_CUDA_DECODE_KERNEL(name, mlx_cuda::NarrowTraits{D}.solo_warps(), T, D, false, KEYS)
-#define MLX_CUDA_DECODE_TEAM(name, T, D, KEYS) \
-  MLX_CUDA_DECODE_KERNEL(name, mlx_cuda::NarrowTraits{D}.team_warps(), T, D, true, KEYS)
-
-#define MLX_CUDA_DECODE(dtype, T, D)                              \
-  MLX_CUDA_DECODE_SOLO(decode_##dtype##_##D, T, D, plain)         \
-  MLX_CUDA_DECODE_SOLO(decode_##dtype##_##D##_even, T, D, even)   \
-  MLX_CUDA_DECODE_SOLO(decode_##dtype##_##D##_paged, T, D, paged) \
-  MLX_CUDA_DECODE_TEAM(decode_##dtype##_##D##_rows, T, D, plain)  \
-  MLX_CUDA_DECODE_TEAM(decode_##dtype##_##D##_rows_paged, T, D, paged)
-
-#define MLX_CUDA_DECODE_ALL(dtype, T)                                                 \
-  MLX_CUDA_DECODE(dtype, T, 64)                                                       \
-  MLX_CUDA_DECODE(dtype, T, 128)                                                      \
-  MLX_CUDA_DECODE(dtype, T, 256)                                                      \
-  MLX_CUDA_DECODE_SOLO(decode_##dtype##_256_masked, T, 256, masked)                   \
-  extern "C" __global__ void __launch_bounds__(1024)                                  \
-      decode_##dtype##_merge(const __grid_constant__ mlx_cuda::DecodeParams params) { \
-    mlx_cuda::begin_early();                                                          \
-    mlx_cuda::merge<T>(params);                                                       \
+#define MLX_CUDA_DECODE_MERGE(name, dtype)                                                                         \
+  extern "C" __global__ void __launch_bounds__(1024) name(const __grid_constant__ mlx_cuda::DecodeParams params) { \
+    mlx_cuda::begin_early();                                                                                       \
+    mlx_cuda::merge<mlx_cuda::types::dtype>(params);                                                               \
   }
-
-MLX_CUDA_DECODE_ALL(float16, __half)
-MLX_CUDA_DECODE_ALL(bfloat16, __nv_bfloat16)
+MLX_CUDA_DECODE_KERNELS(MLX_CUDA_DECODE, MLX_CUDA_DECODE_MERGE)

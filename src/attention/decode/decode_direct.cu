@@ -3,9 +3,11 @@
 //
 // The ring of tiles of decode.cu pays where a multiprocessor has much to read. Here keys and values go from global memory straight
 // into the fragments of mma.m16n8k16, without shared memory in between, and a block begins and ends sooner.
+#include "attention/decode/kernels.h"
 #include "attention/decode/split.cuh"
 #include "attention/decode/tile.cuh"
-#include "device/grid.cuh"
+#include "device/ptx.cuh"
+#include "device/types.cuh"
 
 namespace mlx_cuda {
 
@@ -113,18 +115,10 @@ __device__ inline void direct(const DecodeParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_DIRECT_KERNEL(name, T, D, MASKED)                                          \
+#define MLX_CUDA_DIRECT(name, dtype, D, MASKED)                                             \
   extern "C" __global__ void __launch_bounds__(                                             \
       mlx_cuda::DirectTraits::kMostWarps * 32, mlx_cuda::DirectTraits{D}.resident_blocks()) \
       name(const __grid_constant__ mlx_cuda::DecodeParams params) {                         \
-    MLX_CUDA_SM80(mlx_cuda::direct<T, D, MASKED>(params))                                   \
+    MLX_CUDA_SM80(mlx_cuda::direct<mlx_cuda::types::dtype, D, MASKED>(params))              \
   }
-
-#define MLX_CUDA_DIRECT_ALL(dtype, T)                             \
-  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_64, T, 64, false)       \
-  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_64_masked, T, 64, true) \
-  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_128, T, 128, false)     \
-  MLX_CUDA_DIRECT_KERNEL(direct_##dtype##_128_masked, T, 128, true)
-
-MLX_CUDA_DIRECT_ALL(float16, __half)
-MLX_CUDA_DIRECT_ALL(bfloat16, __nv_bfloat16)
+MLX_CUDA_DIRECT_KERNELS(MLX_CUDA_DIRECT)

@@ -4,10 +4,13 @@
 // Keys, and columns of values, are the 16 rows of a product, and up to eight queries its columns: S^T = K Q^T, O^T = V^T P^T. A
 // lane takes 4 to 16 adjacent bytes of a row, whichever columns these are: queries are put into the same order, and results back
 // from it.
+#include "attention/decode/kernels.h"
 #include "attention/decode/quantized_params.h"
 #include "attention/decode/results.cuh"
 #include "attention/decode/split.cuh"
-#include "device/grid.cuh"
+#include "device/ptx.cuh"
+#include "device/reduce.cuh"
+#include "device/types.cuh"
 #include "matmul/quantized/factors.cuh"
 
 namespace mlx_cuda {
@@ -128,13 +131,6 @@ struct PackedHead {
   }
 };
 
-// A number that stays in its register: thread numbers would be asked for again in each turn, which takes longer than a product.
-__device__ inline int kept(int value) {
-  int same;
-  asm volatile("mov.b32 %0, %1;" : "=r"(same) : "r"(value));
-  return same;
-}
-
 // A unit, or a part of one, as a warp computes it. Lane 4 * g + c has keys g and g + 8 of a tile and queries 2c and 2c + 1.
 template <typename T, int D, typename Format>
 struct QuantizedUnit {
@@ -230,10 +226,7 @@ struct QuantizedUnit {
           unsigned b[4];
           low.weights(keys[0][i].words, w, a);
           high.weights(keys[1][i].words, w, b);
-          uint4 q;
-          asm("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-              : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w)
-              : "r"(queries + (i * KeyChunk::kPieces + w) * 512));
+          const uint4 q = load16_shared(queries + (i * KeyChunk::kPieces + w) * 512);
           mma(scores, make_uint4(a[0], b[0], a[1], b[1]), q.x, q.y, T{});
           mma(second, make_uint4(a[2], b[2], a[3], b[3]), q.z, q.w, T{});
         }
@@ -283,7 +276,7 @@ struct QuantizedUnit {
     float shrink[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float higher = nan_max(peak[i], lane_max(top[i]));
+      const float higher = nan_max(peak[i], of_near_lanes<4, 32>(top[i], NanMax{}));
       shrink[i] = shrinking(peak[i], higher);
       peak[i] = higher;
       sum[i] *= shrink[i];
@@ -295,29 +288,6 @@ struct QuantizedUnit {
       tile[2] *= shrink[0];
       tile[3] *= shrink[1];
     }
-  }
-
-  // The maximum and the sum of what the eight lanes of a query have.
-  static __device__ float lane_max(float x) {
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) {
-      x = nan_max(x, __shfl_xor_sync(~0u, x, distance));
-    }
-    return x;
-  }
-  static __device__ float lane_sum(float x) {
-#pragma unroll
-    for (int distance = 4; distance < 32; distance *= 2) {
-      x += __shfl_xor_sync(~0u, x, distance);
-    }
-    return x;
-  }
-
-  // Of a matrix of 8 by 8 numbers of 16 bits, two adjacent ones of a row in each lane.
-  static __device__ unsigned transposed(unsigned pair) {
-    unsigned out;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
-    return out;
   }
 
   __device__ void add(const uint2& weights) {
@@ -352,7 +322,7 @@ struct QuantizedUnit {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = 2 * c + i;
-      const float total = lane_sum(sum[i]);
+      const float total = of_near_lanes<4, 32>(sum[i], Sum{});
       if (row < s.rows) {
         if (g == 0) {
           *reinterpret_cast<float2*>(scales + (warp * s.rows + row) * 2) = make_float2(peak[i], total);
@@ -409,25 +379,26 @@ __device__ inline void decode_quantized(const QuantizedParams& p) {
   }
 }
 
+template <bool Floats, int Bits>
+struct FormatOf {
+  using Type = Affine<Bits>;
+};
+template <>
+struct FormatOf<true, 4> {
+  using Type = Mxfp4;
+};
+template <>
+struct FormatOf<true, 8> {
+  using Type = Mxfp8;
+};
+
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_QUANTIZED(dtype, T, D, name, FORMAT)                                                                      \
-  extern "C" __global__ void __launch_bounds__(                                                                            \
-      mlx_cuda::QuantizedTraits::kMostWarps * 32, mlx_cuda::QuantizedTraits{D, mlx_cuda::FORMAT::kBits}.resident_blocks()) \
-      quantized_##dtype##_##D##_##name(const __grid_constant__ mlx_cuda::QuantizedParams params) {                         \
-    MLX_CUDA_SM80(mlx_cuda::decode_quantized<T, D, mlx_cuda::FORMAT>(params))                                              \
+#define MLX_CUDA_DECODE_QUANTIZED(name, dtype, D, FLOATS, BITS)                                                          \
+  extern "C" __global__ void __launch_bounds__(                                                                          \
+      mlx_cuda::QuantizedTraits::kMostWarps * 32,                                                                        \
+      mlx_cuda::QuantizedTraits{D, mlx_cuda::FormatOf<FLOATS, BITS>::Type::kBits}.resident_blocks())                     \
+      name(const __grid_constant__ mlx_cuda::QuantizedParams params) {                                                   \
+    MLX_CUDA_SM80(mlx_cuda::decode_quantized<mlx_cuda::types::dtype, D, mlx_cuda::FormatOf<FLOATS, BITS>::Type>(params)) \
   }
-
-#define MLX_CUDA_QUANTIZED_ALL(dtype, T)                \
-  MLX_CUDA_QUANTIZED(dtype, T, 128, affine4, Affine<4>) \
-  MLX_CUDA_QUANTIZED(dtype, T, 128, affine8, Affine<8>) \
-  MLX_CUDA_QUANTIZED(dtype, T, 256, affine4, Affine<4>) \
-  MLX_CUDA_QUANTIZED(dtype, T, 256, affine8, Affine<8>)
-
-MLX_CUDA_QUANTIZED_ALL(float16, __half)
-MLX_CUDA_QUANTIZED_ALL(bfloat16, __nv_bfloat16)
-// float16 holds few of their scales.
-MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 128, floats4, Mxfp4)
-MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 128, floats8, Mxfp8)
-MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 256, floats4, Mxfp4)
-MLX_CUDA_QUANTIZED(bfloat16, __nv_bfloat16, 256, floats8, Mxfp8)
+MLX_CUDA_DECODE_QUANTIZED_KERNELS(MLX_CUDA_DECODE_QUANTIZED)

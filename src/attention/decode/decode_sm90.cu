@@ -4,10 +4,11 @@
 // The queries of all heads that share a kv head are the 64 rows of a warpgroup's products, whose operands the tensor cores read
 // from shared memory themselves: with mma.sync each warp of 16 rows would load all keys and values into its registers again. One
 // producer warp copies tiles of keys and values, across the units that the block has, as far ahead as the ring holds.
+#include "attention/decode/kernels.h"
 #include "attention/decode/results.cuh"
-#include "device/grid.cuh"
-#include "device/pipeline.cuh"
-#include "device/wgmma.cuh"
+#include "device/ptx.cuh"
+#include "device/reduce.cuh"
+#include "device/types.cuh"
 
 namespace mlx_cuda {
 
@@ -54,17 +55,6 @@ struct Shared {
 template <int Stages>
 __device__ inline int parity(int turn) {
   return turn / Stages % 2;
-}
-
-// A box of a tensor, which leaves the L2 cache first: keys and values are read once.
-__device__ inline void copy_box_once(
-    void* shared, const TensorMap* map, Barrier* barrier, unsigned long long once, int c0, int c1, int c2, int c3) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], "
-      "[%2], "
-      "%7;" ::"r"(shared_address(shared)),
-      "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(once)
-      : "memory");
 }
 
 // A tile of keys or values.
@@ -355,19 +345,14 @@ __device__ inline void decode(const DecodeParams& p, const TensorMap* k_map, con
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_DECODE_KERNEL(name, T, D)                                                                     \
+#define MLX_CUDA_DECODE_SM90(name, dtype, D)                                                                   \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::Sm90Traits::kThreads, 1) name(                        \
       const __grid_constant__ mlx_cuda::DecodeParams params, const __grid_constant__ mlx_cuda::TensorMap keys, \
       const __grid_constant__ mlx_cuda::TensorMap values) {                                                    \
     mlx_cuda::begin_early();                                                                                   \
-    mlx_cuda::decode<T, D>(params, &keys, &values);                                                            \
+    mlx_cuda::decode<mlx_cuda::types::dtype, D>(params, &keys, &values);                                       \
   }
 
-#define MLX_CUDA_DECODE_ALL(dtype, T)                     \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_64_rows, T, 64) \
-  MLX_CUDA_DECODE_KERNEL(decode_##dtype##_128_rows, T, 128)
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
-MLX_CUDA_DECODE_ALL(bfloat16, __nv_bfloat16)
-MLX_CUDA_DECODE_ALL(float16, __half)
+MLX_CUDA_DECODE_SM90_KERNELS(MLX_CUDA_DECODE_SM90)
 #endif

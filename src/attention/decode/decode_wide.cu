@@ -4,7 +4,11 @@
 // and the scores of a tile of keys are computed once, by eight keys and 16 rows, and exchanged through shared memory. Where V is
 // the first columns of K, as in MLA, it is read from K's tile, and there is room for tiles of 64 keys instead of 32. See work.cuh
 // for how the work is shared, and tile.cuh for the order of the fragments.
+#include "attention/decode/kernels.h"
 #include "attention/decode/tile.cuh"
+#include "device/ptx.cuh"
+#include "device/reduce.cuh"
+#include "device/types.cuh"
 
 namespace mlx_cuda {
 
@@ -331,20 +335,9 @@ __device__ inline void decode_wide(const DecodeParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_WIDE(name, ...)                                         \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kWarps * 32, 1) \
-      name(const __grid_constant__ mlx_cuda::DecodeParams params) {      \
-    MLX_CUDA_SM80(mlx_cuda::decode_wide<__VA_ARGS__>(params))            \
+#define MLX_CUDA_WIDE(name, dtype, ROWS, SHARED)                                            \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::kWarps * 32, 1)                    \
+      name(const __grid_constant__ mlx_cuda::DecodeParams params) {                         \
+    MLX_CUDA_SM80(mlx_cuda::decode_wide<mlx_cuda::types::dtype, ROWS / 16, SHARED>(params)) \
   }
-
-#define MLX_CUDA_WIDE_ROWS(dtype, T, ROWS)                  \
-  MLX_CUDA_WIDE(wide_##dtype##_##ROWS, T, ROWS / 16, false) \
-  MLX_CUDA_WIDE(wide_##dtype##_##ROWS##_shared, T, ROWS / 16, true)
-
-#define MLX_CUDA_WIDE_ALL(dtype, T) \
-  MLX_CUDA_WIDE_ROWS(dtype, T, 16)  \
-  MLX_CUDA_WIDE_ROWS(dtype, T, 32)  \
-  MLX_CUDA_WIDE_ROWS(dtype, T, 64)
-
-MLX_CUDA_WIDE_ALL(float16, __half)
-MLX_CUDA_WIDE_ALL(bfloat16, __nv_bfloat16)
+MLX_CUDA_WIDE_KERNELS(MLX_CUDA_WIDE)

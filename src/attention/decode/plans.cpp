@@ -1,6 +1,8 @@
 #include "attention/decode/plans.h"
 
+#include "attention/decode/kernels.h"
 #include "attention/decode/traits.h"
+#include "runtime/kernel_table.h"
 #include "runtime/node.h"
 #include "runtime/status.h"
 
@@ -30,9 +32,17 @@ int rounded_up(int value, int unit) {
   return ceil_div(value, unit) * unit;
 }
 
-std::string kernel_name(const char* family, const DecodeProblem& problem, const std::string& variant) {
-  return std::string(family) + "_" + type_name(problem.dtype) + "_" + variant;
-}
+#define MLX_CUDA_NO_ROW(...)
+constexpr auto kNarrowKernels =
+    std::to_array<KernelRow<std::string_view, int, bool, Keys>>({MLX_CUDA_DECODE_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
+constexpr auto kMergeKernels =
+    std::to_array<KernelRow<std::string_view>>({MLX_CUDA_DECODE_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
+constexpr auto kDirectKernels =
+    std::to_array<KernelRow<std::string_view, int, bool>>({MLX_CUDA_DIRECT_KERNELS(MLX_CUDA_KERNEL_ROW)});
+constexpr auto kSm90Kernels = std::to_array<KernelRow<std::string_view, int>>({MLX_CUDA_DECODE_SM90_KERNELS(MLX_CUDA_KERNEL_ROW)});
+constexpr auto kWideKernels = std::to_array<KernelRow<std::string_view, int, bool>>({MLX_CUDA_WIDE_KERNELS(MLX_CUDA_KERNEL_ROW)});
+constexpr auto kQuantizedKernels =
+    std::to_array<KernelRow<std::string_view, int, bool, int>>({MLX_CUDA_DECODE_QUANTIZED_KERNELS(MLX_CUDA_KERNEL_ROW)});
 
 int rows_of(const DecodeProblem& problem) {
   return problem.sizes.group * problem.sizes.q_length;
@@ -86,7 +96,7 @@ DecodePlan plan_direct(const DecodeProblem& problem) {
   }
   DecodePlan plan{
       .engine = DecodeEngine::direct,
-      .kernel = kernel_name("direct", problem, std::to_string(traits.width) + (problem.key_mask ? "_masked" : "")),
+      .kernel = kernel_for(kDirectKernels, type_name(problem.dtype), traits.width, problem.key_mask),
       .grid = dim3(split_k.splits, problem.sizes.kv_heads, problem.sizes.batch),
       .warps = warps,
       .tiling = tiling_of(DirectTraits::kTileShift, rows, 1),
@@ -192,10 +202,10 @@ DecodePlan plan_narrow(const DecodeProblem& problem) {
   const bool solo = rows <= kTileRows;
   const bool even = solo && !problem.paged && !problem.mask && !problem.ragged && problem.sizes.window_left < 0;
   const bool masked = problem.key_mask && traits.width == NarrowTraits::kWidest;  // narrower ones are the direct kernel's
-  const char* keys = problem.paged ? "_paged" : masked ? "_masked" : even ? "_even" : "";
+  const Keys keys = problem.paged ? Keys::paged : masked ? Keys::masked : even ? Keys::even : Keys::plain;
   DecodePlan plan{
       .engine = DecodeEngine::narrow,
-      .kernel = kernel_name("decode", problem, std::to_string(traits.width) + (solo ? "" : "_rows") + keys),
+      .kernel = kernel_for(kNarrowKernels, type_name(problem.dtype), traits.width, !solo, keys),
       .tiling = split_rows(NarrowTraits::kTileShift, rows, solo ? kTileRows : traits.most_rows()),
   };
   plan.tiling.row_warps = plan.tiling.block_rows / kTileRows;
@@ -212,7 +222,7 @@ DecodePlan plan_sm90(const DecodeProblem& problem) {
   const Sm90Traits traits{widest(problem) <= 64 ? 64 : 128};
   DecodePlan plan{
       .engine = DecodeEngine::sm90,
-      .kernel = kernel_name("decode", problem, std::to_string(traits.width) + "_rows"),
+      .kernel = kernel_for(kSm90Kernels, type_name(problem.dtype), traits.width),
       .warps = Sm90Traits::kThreads / 32,
       .tiling = split_rows(Sm90Traits::kTileShift, rows_of(problem), Sm90Traits::kGroups * Sm90Traits::kGroupRows),
   };
@@ -234,7 +244,7 @@ DecodePlan plan_wide(const DecodeProblem& problem) {
       const int block_rows = row_tiles * kTileRows;
       DecodePlan plan{
           .engine = DecodeEngine::wide,
-          .kernel = kernel_name("wide", problem, std::to_string(block_rows) + (problem.shared_values ? "_shared" : "")),
+          .kernel = kernel_for(kWideKernels, type_name(problem.dtype), block_rows, problem.shared_values),
           .warps = WideTraits::kWarps,
           .shared_bytes = bytes,
           .tiling = tiling_of(traits.tile_shift(), block_rows, ceil_div(rows, block_rows)),
@@ -270,7 +280,7 @@ DecodePlan plan_decode(const DecodeProblem& problem) {
 }
 
 // As many parts as fill the device best: whole waves of blocks, of which each costs what a number of keys does besides its own.
-DecodePlan plan_quantized(const DecodeProblem& problem, const char* format, int bits) {
+DecodePlan plan_quantized(const DecodeProblem& problem, bool floats, int bits) {
   const QuantizedTraits traits{.width = widest(problem) <= 128 ? 128 : 256, .bits = bits};
   const int rows = rows_of(problem);
   const DecodeTiling tiling =
@@ -298,7 +308,7 @@ DecodePlan plan_quantized(const DecodeProblem& problem, const char* format, int 
   }
   DecodePlan plan{
       .engine = DecodeEngine::quantized,
-      .kernel = kernel_name("quantized", problem, std::to_string(traits.width) + "_" + format + std::to_string(bits)),
+      .kernel = kernel_for(kQuantizedKernels, type_name(problem.dtype), traits.width, floats, bits),
       .grid = dim3(split_k.splits, problem.sizes.kv_heads * tiling.row_blocks, problem.sizes.batch),
       .warps = warps,
       .shared_bytes = QuantizedTraits::query_bytes(traits.width) +
@@ -328,7 +338,7 @@ KernelModule& module_of(DecodeEngine engine) {
 }
 
 CUfunction merge_kernel(mlx::core::Dtype dtype) {
-  return module_of(DecodeEngine::narrow).function("decode_" + type_name(dtype) + "_merge");
+  return module_of(DecodeEngine::narrow).function(kernel_for(kMergeKernels, type_name(dtype)));
 }
 
 int merge_threads(const DecodePlan& plan, int value_dim) {

@@ -48,8 +48,8 @@ struct DecodePlan {
 
 DecodePlan plan_decode(const DecodeProblem& problem);
 
-// For keys and values of 4 or 8 bits, of a format by its name: affine or floats.
-DecodePlan plan_quantized(const DecodeProblem& problem, const char* format, int bits);
+// For keys and values of 4 or 8 bits, which are floats or affine.
+DecodePlan plan_quantized(const DecodeProblem& problem, bool floats, int bits);
 
 const char* source_of(DecodeEngine engine);
 KernelModule& module_of(DecodeEngine engine);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention/decode/rows.cuh"
+#include "device/ptx.cuh"
 
 namespace mlx_cuda {
 

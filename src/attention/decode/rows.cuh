@@ -5,6 +5,8 @@
 #include "attention/decode/work.cuh"
 #include "device/mma.cuh"
 #include "device/numbers.cuh"
+#include "device/ptx.cuh"
+#include "device/reduce.cuh"
 #include "device/vector.cuh"
 
 // The body of a kernel for mma.m16n8k16, which needs sm_80; elsewhere it is never launched.
@@ -135,16 +137,6 @@ __device__ inline float restrict_tile(
   return 1.0f;
 }
 
-// The maximum and the sum of what the four lanes of a row have.
-__device__ inline float quad_max(float x) {
-  x = nan_max(x, __shfl_xor_sync(~0u, x, 1));
-  return nan_max(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
 // The maxima of a lane's rows, with those of a tile's scores.
 template <int Blocks>
 __device__ inline void find_peaks(const float (*scores)[4], float unit, const float (&before)[2], float (&peak)[2]) {
@@ -171,21 +163,6 @@ __device__ inline float shrinking_approx(float before, float peak) {
 // of K (eight rows, four adjacent pieces) nor one of V (every second of eight rows, eight pieces) meets another in a bank.
 __device__ inline int place_of(int row, int piece) {
   return piece ^ (row & 1) << 2 ^ (row & 6);
-}
-
-// The L2 policy of keys and values: they are read once and leave the cache first, so that the results to be merged stay in it.
-__device__ inline unsigned long long evict_first() {
-  unsigned long long policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
-// Copies 16 bytes to shared memory meanwhile, or zeros; `from` is not read then.
-__device__ inline void copy16_once(void* to, const void* from, bool there) {
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(address), "l"(from),
-               "r"(there ? 16 : 0), "l"(evict_first())
-               : "memory");
 }
 
 }  // namespace mlx_cuda

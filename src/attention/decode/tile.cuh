@@ -6,6 +6,8 @@
 #pragma once
 
 #include "attention/decode/results.cuh"
+#include "device/ptx.cuh"
+#include "device/reduce.cuh"
 
 namespace mlx_cuda {
 
@@ -101,8 +103,8 @@ __device__ inline void ask_ahead(const DecodeParams& p, int batch, int kv_head, 
   for (int index = threadIdx.x; index < (end - begin) * lines; index += static_cast<int>(blockDim.x)) {
     const int row = begin + index / lines;
     const int at = index % lines * (128 / static_cast<int>(sizeof(T)));
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(heads[0] + row * p.k_strides.row + at));
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(heads[1] + row * p.v_strides.row + at));
+    prefetch(heads[0] + row * p.k_strides.row + at);
+    prefetch(heads[1] + row * p.v_strides.row + at);
   }
 }
 

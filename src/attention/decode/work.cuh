@@ -7,6 +7,7 @@
 #pragma once
 
 #include "attention/decode/params.h"
+#include "device/reduce.cuh"
 
 namespace mlx_cuda {
 
@@ -47,14 +48,6 @@ __device__ inline int block_of(const StreamK& work, unsigned tile) {
 
 __device__ inline unsigned tiles_of(const DecodeParams& p, int batch) {
   return batch < p.batch ? span_of(p, batch).tiles * p.kv_heads * p.row_blocks : 0;
-}
-
-__device__ inline unsigned warp_sum(unsigned value) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(~0u, value, distance);
-  }
-  return value;
 }
 
 // The tiles of the batch entries before one; by a whole warp, like the next two.

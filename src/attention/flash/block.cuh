@@ -12,7 +12,8 @@
 #include "attention/flash/tiles.cuh"
 #include "device/mma.cuh"
 #include "device/numbers.cuh"
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
+#include "device/reduce.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {
@@ -155,8 +156,7 @@ class FlashBlock {
   // Writes the rows of the output, and the logarithms of the sums.
   __device__ void finish(Sums& sums) const {
     for_each_row([&](int t, int half) {
-      sums.sum[t][half] += __shfl_xor_sync(~0u, sums.sum[t][half], 1);
-      sums.sum[t][half] += __shfl_xor_sync(~0u, sums.sum[t][half], 2);
+      sums.sum[t][half] = quad_sum(sums.sum[t][half]);
       if constexpr (S.parts > 1) {
         if (t == 0 && half == 0) {
           meet();  // the maxima have been read
@@ -334,8 +334,7 @@ class FlashBlock {
       for (int n = 1; n < kKeyTiles; ++n) {
         most = nan_max(most, nan_max(scores[t][n][half * 2], scores[t][n][half * 2 + 1]));
       }
-      most = nan_max(most, __shfl_xor_sync(~0u, most, 1));
-      most = nan_max(most, __shfl_xor_sync(~0u, most, 2));
+      most = quad_max(most);
       if constexpr (S.parts > 1) {
         show(t, half, most);
       }

@@ -6,9 +6,9 @@
 #include "attention/flash/tiles.cuh"
 #include "device/mma.cuh"
 #include "device/numbers.cuh"
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
+#include "device/reduce.cuh"
 #include "device/vector.cuh"
-#include "device/wgmma.cuh"
 
 namespace mlx_cuda {
 
@@ -124,8 +124,7 @@ class Consumer {
       for (int j = 0; j < kKeys / 8; ++j) {
         top = nan_max(top, nan_max(scores[j * 4 + half * 2], scores[j * 4 + half * 2 + 1]));
       }
-      top = nan_max(top, __shfl_xor_sync(~0u, top, 1));
-      top = nan_max(top, __shfl_xor_sync(~0u, top, 2));
+      top = quad_max(top);
       top = nan_max(kGeneral ? top * sums.unit : top, sums.peak[half]);
       shrink[half] = top == -kInfinity ? 1.0f : exp2_approx((sums.peak[half] - top) * peak_unit);
       sums.peak[half] = top;
@@ -226,9 +225,7 @@ class Consumer {
 
   // What the sums of a row are multiplied by. Writes the logarithm of its softmax's sum where it is wanted.
   __device__ float normalize(const Sums& sums, int half) const {
-    float total = sums.sum[half];
-    total += __shfl_xor_sync(~0u, total, 1);
-    total += __shfl_xor_sync(~0u, total, 2);
+    float total = quad_sum(sums.sum[half]);
     float top = sums.peak[half] == -kInfinity || kGeneral ? sums.peak[half] : sums.peak[half] * sums.unit;
     float factor = 1.0f;
     if (p.sinks) {

@@ -9,7 +9,7 @@
 #include "attention/flash/kernels.h"
 #include "attention/flash/ring_sm90.cuh"
 #include "attention/flash/tiles.cuh"
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
 
 namespace mlx_cuda {
 

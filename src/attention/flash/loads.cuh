@@ -46,16 +46,6 @@ __device__ inline void round_to_tf32(float* values) {
   *reinterpret_cast<uint4*>(values) = make_uint4(to_tf32(four.x), to_tf32(four.y), to_tf32(four.z), to_tf32(four.w));
 }
 
-__device__ inline float load_shared(unsigned address) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
-  return value;
-}
-
-__device__ inline void store_shared(unsigned address, unsigned value) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
 // A block's queries, and the keys and values of its head, on their way to where the kernel's shape has them.
 template <typename T, FlashShape S>
 class Loader {

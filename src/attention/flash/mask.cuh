@@ -4,14 +4,10 @@
 #include "attention/flash/params.h"
 #include "attention/flash/tiles.cuh"
 #include "device/numbers.cuh"
+#include "device/ptx.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {
-
-// Makes the compiler compute the addresses of a row's mask for each tile: kept, they would take registers that the sums need.
-__device__ inline void hide(int& row) {
-  asm volatile("" : "+r"(row));
-}
 
 __device__ inline const unsigned* mask_bits(const FlashParams& p, int batch, int head, int row) {
   const long long* strides = p.mask.bit_strides;

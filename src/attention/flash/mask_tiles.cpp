@@ -2,6 +2,7 @@
 
 #include "attention/flash/mask_tiles_params.h"
 #include "runtime/device_code.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
@@ -18,6 +19,8 @@ constexpr std::size_t kUnit = 256;  // bytes
 std::pair<FlashMask, mx::array> summarize_mask(
     const mx::array& mask, int tile_rows, int tile_keys, bool shifting, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
   static KernelModule kernels("mask_tiles");
+#define MLX_CUDA_MASK_ROW(name, type, dtype) {#name, {#dtype}},
+  static constexpr auto table = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_MASK_STATES_KERNELS(MLX_CUDA_MASK_ROW)});
   const bool is_bool = mask.dtype() == mx::bool_;
   // What is broadcast is looked at once.
   auto own = [&](int axis) { return mask.strides(axis) == 0 ? 1 : mask.shape(axis); };
@@ -64,7 +67,7 @@ std::pair<FlashMask, mx::array> summarize_mask(
   const auto sheets = static_cast<unsigned>(batch * params.heads);
   const auto row_tiles = static_cast<unsigned>(params.row_tiles);
   node.launch(
-      kernels.function("mask_states_" + (is_bool ? "bool" : type_name(mask.dtype()))),
+      kernels.function(kernel_for(table, is_bool ? "bool" : type_name(mask.dtype()))),
       dim3(static_cast<unsigned>(params.key_tiles), row_tiles, sheets), 256, 0, params);
   node.reads(room);
   node.writes(room);

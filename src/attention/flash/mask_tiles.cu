@@ -130,18 +130,11 @@ __device__ inline void mask_states(const MaskTilesParams& p) {
 
 }  // namespace mlx_cuda
 
-extern "C" __global__ void __launch_bounds__(256) mask_states_bool(const __grid_constant__ mlx_cuda::MaskTilesParams params) {
-  mlx_cuda::mask_states<unsigned char>(params);
-}
-extern "C" __global__ void __launch_bounds__(256) mask_states_float16(const __grid_constant__ mlx_cuda::MaskTilesParams params) {
-  mlx_cuda::mask_states<__half>(params);
-}
-extern "C" __global__ void __launch_bounds__(256) mask_states_bfloat16(const __grid_constant__ mlx_cuda::MaskTilesParams params) {
-  mlx_cuda::mask_states<__nv_bfloat16>(params);
-}
-extern "C" __global__ void __launch_bounds__(256) mask_states_float32(const __grid_constant__ mlx_cuda::MaskTilesParams params) {
-  mlx_cuda::mask_states<float>(params);
-}
+#define MLX_CUDA_MASK_STATES(name, T, dtype)                                                                         \
+  extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ mlx_cuda::MaskTilesParams params) { \
+    mlx_cuda::mask_states<T>(params);                                                                                \
+  }
+MLX_CUDA_MASK_STATES_KERNELS(MLX_CUDA_MASK_STATES)
 
 // For each tile of rows: the tiles of keys that are not hidden, in their order, and what is taken off the rows.
 extern "C" __global__ void __launch_bounds__(128) mask_list(const __grid_constant__ mlx_cuda::MaskTilesParams p) {

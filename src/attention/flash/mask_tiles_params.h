@@ -24,3 +24,10 @@ struct MaskTilesParams {
 };
 
 }  // namespace mlx_cuda
+
+// mask_tiles.cu. EACH(name, type of device code, dtype).
+#define MLX_CUDA_MASK_STATES_KERNELS(EACH)            \
+  EACH(mask_states_bool, unsigned char, bool)         \
+  EACH(mask_states_float16, __half, float16)          \
+  EACH(mask_states_bfloat16, __nv_bfloat16, bfloat16) \
+  EACH(mask_states_float32, float, float32)

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention/flash/kernels.h"
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
 
 namespace mlx_cuda {
 

@@ -7,7 +7,7 @@
 #include "attention/flash/tiles.cuh"
 #include "device/mma.cuh"
 #include "device/numbers.cuh"
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {
@@ -109,9 +109,7 @@ struct TileBias {
     for (int j = 0; j < KN / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        unsigned word;
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"((first ^ j % 8 * 16) + j / 8 * Rows * 128 + i * half));
-        const float2 bias = unpack(word, T{});
+        const float2 bias = unpack(load4_shared((first ^ j % 8 * 16) + j / 8 * Rows * 128 + i * half), T{});
         put<Careful>(scores[j * 4 + i * 2], bias.x, i);
         put<Careful>(scores[j * 4 + i * 2 + 1], bias.y, i);
       }

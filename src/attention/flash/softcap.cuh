@@ -4,6 +4,7 @@
 #include "attention/flash/params.h"
 #include "device/mma.cuh"
 #include "device/numbers.cuh"
+#include "device/ptx.cuh"
 
 namespace mlx_cuda {
 

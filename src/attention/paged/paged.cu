@@ -1,5 +1,6 @@
 // Writes new keys or values into the pages of their sequences; and sums up rows, which tells pages that are alike.
 #include "attention/paged/params.h"
+#include "device/reduce.cuh"
 
 namespace mlx_cuda {
 
@@ -65,9 +66,7 @@ __device__ inline void sum_rows(const RowSumsParams& p) {
       sum += value * factor(p.seed, p.first + static_cast<unsigned long long>(head) * words + word);
     }
   }
-  for (int distance = 16; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(~0u, sum, distance);
-  }
+  sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) {
     p.sums[index] += sum;
   }

@@ -63,7 +63,7 @@ DecodeProblem problem_of(const AttentionArrays& in, const QuantizedCache& cache,
 }
 
 DecodePlan plan_of(const DecodeProblem& problem, const QuantizedForm& form) {
-  return plan_quantized(problem, form.mode == "affine" ? "affine" : "floats", form.bits);
+  return plan_quantized(problem, form.mode != "affine", form.bits);
 }
 
 // Whether the kernel reads an array of scales where it lies, and its rows are near enough to one another.

@@ -1,6 +1,8 @@
 #include "matmul/dense/epilogue.h"
 
+#include "matmul/dense/kernels.h"
 #include "runtime/device_code.h"
+#include "runtime/kernel_table.h"
 #include "runtime/node.h"
 
 #include <algorithm>
@@ -13,6 +15,12 @@ namespace {
 constexpr long long kThreads = 256;
 
 KernelModule kernels("epilogue");
+
+#define MLX_CUDA_NO_ROW(...)
+constexpr auto kEpilogue =
+    std::to_array<KernelRow<std::string_view>>({MLX_CUDA_EPILOGUE_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
+constexpr auto kScaling =
+    std::to_array<KernelRow<std::string_view>>({MLX_CUDA_EPILOGUE_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
 
 }  // namespace
 
@@ -31,8 +39,8 @@ void encode_epilogue(
   const auto columns = static_cast<long long>(out.shape(-1));
   const auto blocks = static_cast<unsigned>(std::min<long long>(ceil_div(size, kThreads), 1 << 16));
   node.launch(
-      kernels.function("epilogue_" + type_name(out.dtype())), blocks, kThreads, 0, out_data, inside_data, bias_data, size, columns,
-      activation);
+      kernels.function(kernel_for(kEpilogue, type_name(out.dtype()))), blocks, kThreads, 0, out_data, inside_data, bias_data, size,
+      columns, activation);
 }
 
 void encode_scaling(
@@ -54,8 +62,8 @@ void encode_scaling(
   const auto columns = static_cast<long long>(out.shape(1));
   const dim3 grid(ceil_div(columns, kThreads), std::min(rows, 65535LL));
   node.launch(
-      kernels.function("scaling_" + type_name(out.dtype())), grid, kThreads, 0, product, out_data, a, a_step, b, b_step, bias_data,
-      rows, columns);
+      kernels.function(kernel_for(kScaling, type_name(out.dtype()))), grid, kThreads, 0, product, out_data, a, a_step, b, b_step,
+      bias_data, rows, columns);
 }
 
 }  // namespace mlx_cuda

@@ -1,6 +1,8 @@
 // What cuBLASLt's epilogues do, for the products for which it has none.
 #include "device/activation.h"
+#include "device/types.cuh"
 #include "device/vector.cuh"
+#include "matmul/dense/kernels.h"
 
 namespace mlx_cuda {
 
@@ -54,23 +56,16 @@ __device__ inline void scaling(
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_EPILOGUE(name, T)                                                                                 \
-  extern "C" __global__ void __launch_bounds__(256)                                                                \
-      name(T* out, T* inside, const T* bias, long long size, long long columns, mlx_cuda::Activation activation) { \
-    mlx_cuda::epilogue<T>(out, inside, bias, size, columns, activation);                                           \
+#define MLX_CUDA_EPILOGUE(name, dtype)                                                                                 \
+  extern "C" __global__ void __launch_bounds__(256) name(                                                              \
+      mlx_cuda::types::dtype* out, mlx_cuda::types::dtype* inside, const mlx_cuda::types::dtype* bias, long long size, \
+      long long columns, mlx_cuda::Activation activation) {                                                            \
+    mlx_cuda::epilogue<mlx_cuda::types::dtype>(out, inside, bias, size, columns, activation);                          \
   }
-
-MLX_CUDA_EPILOGUE(epilogue_float32, float)
-MLX_CUDA_EPILOGUE(epilogue_float16, __half)
-MLX_CUDA_EPILOGUE(epilogue_bfloat16, __nv_bfloat16)
-
-#define MLX_CUDA_SCALING(name, T)                                                                                          \
-  extern "C" __global__ void __launch_bounds__(256) name(                                                                  \
-      const float* product, T* out, const float* a, int a_step, const float* b, int b_step, const T* bias, long long rows, \
-      long long columns) {                                                                                                 \
-    mlx_cuda::scaling<T>(product, out, a, a_step, b, b_step, bias, rows, columns);                                         \
+#define MLX_CUDA_SCALING(name, dtype)                                                                            \
+  extern "C" __global__ void __launch_bounds__(256) name(                                                        \
+      const float* product, mlx_cuda::types::dtype* out, const float* a, int a_step, const float* b, int b_step, \
+      const mlx_cuda::types::dtype* bias, long long rows, long long columns) {                                   \
+    mlx_cuda::scaling<mlx_cuda::types::dtype>(product, out, a, a_step, b, b_step, bias, rows, columns);          \
   }
-
-MLX_CUDA_SCALING(scaling_float32, float)
-MLX_CUDA_SCALING(scaling_float16, __half)
-MLX_CUDA_SCALING(scaling_bfloat16, __nv_bfloat16)
+MLX_CUDA_EPILOGUE_KERNELS(MLX_CUDA_EPILOGUE, MLX_CUDA_SCALING)

@@ -1,7 +1,9 @@
 #include "matmul/dense/gradient.h"
 
+#include "matmul/dense/kernels.h"
 #include "runtime/device_code.h"
 #include "runtime/fused.h"
+#include "runtime/kernel_table.h"
 #include "runtime/node.h"
 
 #include <mlx/ops.h>
@@ -15,6 +17,12 @@ namespace mlx_cuda {
 namespace {
 
 KernelModule kernels("gradient");
+
+#define MLX_CUDA_NO_ROW(...)
+constexpr auto kGradient =
+    std::to_array<KernelRow<std::string_view, bool>>({MLX_CUDA_GRADIENT_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
+constexpr auto kSums =
+    std::to_array<KernelRow<std::string_view>>({MLX_CUDA_GRADIENT_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
 
 // In float32, as the kernel.
 mx::array slope(const mx::array& saved, Activation activation, const mx::Stream& stream) {
@@ -110,8 +118,8 @@ class LinearGradientPrimitive final : public Stateful<GradientOptions> {
     const std::string type = type_name(outer.dtype());
     const dim3 grid(across, down);
     node.launch(
-        kernels.function("gradient_" + type + (wide ? "_vector" : "_scalar")), grid, 256, 0, outer_data, outer_stride, saved_data,
-        inner_data, partial, rows, columns, state_.activation);
+        kernels.function(kernel_for(kGradient, type, wide)), grid, 256, 0, outer_data, outer_stride, saved_data, inner_data,
+        partial, rows, columns, state_.activation);
     if (!state_.with_bias) {
       return;
     }
@@ -119,7 +127,7 @@ class LinearGradientPrimitive final : public Stateful<GradientOptions> {
     node.reads(outputs.back());
     void* bias = node.writes(outputs.back());
     const int parts = static_cast<int>(down);
-    node.launch(kernels.function("column_sums_" + type), ceil_div(columns, 128), 128, 0, partial, bias, parts, columns);
+    node.launch(kernels.function(kernel_for(kSums, type)), ceil_div(columns, 128), 128, 0, partial, bias, parts, columns);
   }
 };
 

@@ -3,7 +3,9 @@
 // A warp reads rows of one vector per lane, the warps of a block every eighth row; each thread adds up its columns in float32. Sums
 // of a block's rows go to `partial`, which column_sums adds up: in the same order in every run.
 #include "device/activation.h"
+#include "device/types.cuh"
 #include "device/vector.cuh"
+#include "matmul/dense/kernels.h"
 
 namespace mlx_cuda {
 
@@ -111,25 +113,16 @@ __device__ inline void column_sums(const float* partial, T* out, int parts, long
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_GRADIENT(name, T, N)                                                                                      \
-  extern "C" __global__ void __launch_bounds__(256, 3) gradient_##name(                                                    \
-      const T* outer, long long outer_stride, const T* saved, T* inner, float* partial, long long rows, long long columns, \
-      mlx_cuda::Activation activation) {                                                                                   \
-    mlx_cuda::gradient<T, N>(outer, outer_stride, saved, inner, partial, rows, columns, activation);                       \
+#define MLX_CUDA_GRADIENT(name, dtype, VECTOR)                                                                             \
+  extern "C" __global__ void __launch_bounds__(256, 3) name(                                                               \
+      const mlx_cuda::types::dtype* outer, long long outer_stride, const mlx_cuda::types::dtype* saved,                    \
+      mlx_cuda::types::dtype* inner, float* partial, long long rows, long long columns, mlx_cuda::Activation activation) { \
+    mlx_cuda::gradient<mlx_cuda::types::dtype, VECTOR ? 16 / sizeof(mlx_cuda::types::dtype) : 1>(                          \
+        outer, outer_stride, saved, inner, partial, rows, columns, activation);                                            \
   }
-
-#define MLX_CUDA_COLUMN_SUMS(name, T)                                                  \
-  extern "C" __global__ void __launch_bounds__(128)                                    \
-      column_sums_##name(const float* partial, T* out, int parts, long long columns) { \
-    mlx_cuda::column_sums<T>(partial, out, parts, columns);                            \
+#define MLX_CUDA_COLUMN_SUMS(name, dtype)                                                     \
+  extern "C" __global__ void __launch_bounds__(128)                                           \
+      name(const float* partial, mlx_cuda::types::dtype* out, int parts, long long columns) { \
+    mlx_cuda::column_sums<mlx_cuda::types::dtype>(partial, out, parts, columns);              \
   }
-
-MLX_CUDA_GRADIENT(float32_vector, float, 4)
-MLX_CUDA_GRADIENT(float16_vector, __half, 8)
-MLX_CUDA_GRADIENT(bfloat16_vector, __nv_bfloat16, 8)
-MLX_CUDA_GRADIENT(float32_scalar, float, 1)
-MLX_CUDA_GRADIENT(float16_scalar, __half, 1)
-MLX_CUDA_GRADIENT(bfloat16_scalar, __nv_bfloat16, 1)
-MLX_CUDA_COLUMN_SUMS(float32, float)
-MLX_CUDA_COLUMN_SUMS(float16, __half)
-MLX_CUDA_COLUMN_SUMS(bfloat16, __nv_bfloat16)
+MLX_CUDA_GRADIENT_KERNELS(MLX_CUDA_GRADIENT, MLX_CUDA_COLUMN_SUMS)

@@ -3,6 +3,9 @@
 //
 // Rows may lie any distance apart. A thread reads N elements at a time: 16 bytes, or one element where rows are not on 16 bytes or
 // N does not divide them. Quotients are those of IEEE division: the values are what converting x / scale gives.
+#include "device/ptx.cuh"
+#include "device/reduce.cuh"
+#include "device/types.cuh"
 #include "device/vector.cuh"
 #include "matmul/fp8/params.h"
 
@@ -69,11 +72,7 @@ __device__ inline float largest(const Vector<T, N> (&all)[Count]) {
 
 template <int Lanes>
 __device__ inline float largest_of_lanes(float x) {
-#pragma unroll
-  for (int distance = Lanes / 2; distance > 0; distance /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, distance));
-  }
-  return x;
+  return of_lanes<Lanes>(x, [](float one, float other) { return fmaxf(one, other); });
 }
 
 __device__ inline float largest_of_block(float x) {
@@ -105,13 +104,6 @@ struct Scale {
     return ordinary ? divide(x, value, reciprocal) : quotient;  // infinity would leave NaN, and -0 leave 0
   }
 };
-
-// Two numbers as e4m3, the first in the lower byte: to nearest even, saturating, NaN to NaN.
-__device__ inline unsigned to_fp8(float first, float second) {
-  unsigned short both;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(both) : "f"(second), "f"(first));
-  return both;
-}
 
 // Pairs of numbers from the word that they came in, without 16-bit registers in between.
 __device__ inline float2 halves(unsigned word, __half) {
@@ -321,31 +313,31 @@ __device__ inline void quantize_tensor(
 #if __CUDA_ARCH__ >= 890  // what has products of these numbers, and the conversion
 #define MLX_CUDA_FP8_KERNEL extern "C" __global__ void __launch_bounds__(mlx_cuda::kThreads)
 
-#define MLX_CUDA_FP8(name, T, N)                                                                                    \
-  MLX_CUDA_FP8_KERNEL fp8_rows_##name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) {               \
-    mlx_cuda::quantize_rows<T, N, false>(in, values, scales);                                                       \
-  }                                                                                                                 \
-  MLX_CUDA_FP8_KERNEL fp8_short_rows_##name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) {         \
-    mlx_cuda::quantize_rows<T, N, true>(in, values, scales);                                                        \
-  }                                                                                                                 \
-  MLX_CUDA_FP8_KERNEL fp8_blocks_##name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales, int across) { \
-    mlx_cuda::quantize_blocks<T, N>(in, values, scales, across);                                                    \
-  }                                                                                                                 \
-  MLX_CUDA_FP8_KERNEL fp8_tiles_##name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) {              \
-    mlx_cuda::quantize_tiles<T, N>(in, values, scales);                                                             \
-  }                                                                                                                 \
-  MLX_CUDA_FP8_KERNEL fp8_largest_##name(mlx_cuda::Matrix<T> in, float* partial) {                                  \
-    mlx_cuda::largest_of_tensor<T, N>(in, partial);                                                                 \
-  }                                                                                                                 \
-  MLX_CUDA_FP8_KERNEL fp8_tensor_##name(                                                                            \
-      mlx_cuda::Matrix<T> in, unsigned char* values, float* scale, const float* partial, int partials) {            \
-    mlx_cuda::quantize_tensor<T, N>(in, values, scale, partial, partials);                                          \
+#define MLX_CUDA_fp8_rows(name, T, N)                                                      \
+  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) { \
+    mlx_cuda::quantize_rows<T, N, false>(in, values, scales);                              \
   }
-
-MLX_CUDA_FP8(float32_vector, float, 4)
-MLX_CUDA_FP8(float16_vector, __half, 8)
-MLX_CUDA_FP8(bfloat16_vector, __nv_bfloat16, 8)
-MLX_CUDA_FP8(float32_scalar, float, 1)
-MLX_CUDA_FP8(float16_scalar, __half, 1)
-MLX_CUDA_FP8(bfloat16_scalar, __nv_bfloat16, 1)
+#define MLX_CUDA_fp8_short_rows(name, T, N)                                                \
+  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) { \
+    mlx_cuda::quantize_rows<T, N, true>(in, values, scales);                               \
+  }
+#define MLX_CUDA_fp8_blocks(name, T, N)                                                                \
+  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales, int across) { \
+    mlx_cuda::quantize_blocks<T, N>(in, values, scales, across);                                       \
+  }
+#define MLX_CUDA_fp8_tiles(name, T, N)                                                     \
+  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) { \
+    mlx_cuda::quantize_tiles<T, N>(in, values, scales);                                    \
+  }
+#define MLX_CUDA_fp8_largest(name, T, N)                             \
+  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, float* partial) { \
+    mlx_cuda::largest_of_tensor<T, N>(in, partial);                  \
+  }
+#define MLX_CUDA_fp8_tensor(name, T, N)                                                                                       \
+  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scale, const float* partial, int partials) { \
+    mlx_cuda::quantize_tensor<T, N>(in, values, scale, partial, partials);                                                    \
+  }
+#define MLX_CUDA_FP8(name, dtype, VECTOR, kernel) \
+  MLX_CUDA_##kernel(name, mlx_cuda::types::dtype, (VECTOR ? 16 / sizeof(mlx_cuda::types::dtype) : 1))
+MLX_CUDA_FP8_KERNELS(MLX_CUDA_FP8)
 #endif

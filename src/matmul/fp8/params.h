@@ -19,3 +19,19 @@ struct Fp8Shape {
 };
 
 }  // namespace mlx_cuda
+
+// fp8.cu. EACH(name, dtype, whether a thread has 16 bytes at a time, kernel).
+#define MLX_CUDA_FP8_KERNELS(EACH)              \
+  MLX_CUDA_FP8_OF(EACH, float32, vector, true)  \
+  MLX_CUDA_FP8_OF(EACH, float16, vector, true)  \
+  MLX_CUDA_FP8_OF(EACH, bfloat16, vector, true) \
+  MLX_CUDA_FP8_OF(EACH, float32, scalar, false) \
+  MLX_CUDA_FP8_OF(EACH, float16, scalar, false) \
+  MLX_CUDA_FP8_OF(EACH, bfloat16, scalar, false)
+#define MLX_CUDA_FP8_OF(EACH, dtype, width, VECTOR)                     \
+  EACH(fp8_rows_##dtype##_##width, dtype, VECTOR, fp8_rows)             \
+  EACH(fp8_short_rows_##dtype##_##width, dtype, VECTOR, fp8_short_rows) \
+  EACH(fp8_blocks_##dtype##_##width, dtype, VECTOR, fp8_blocks)         \
+  EACH(fp8_tiles_##dtype##_##width, dtype, VECTOR, fp8_tiles)           \
+  EACH(fp8_largest_##dtype##_##width, dtype, VECTOR, fp8_largest)       \
+  EACH(fp8_tensor_##dtype##_##width, dtype, VECTOR, fp8_tensor)

@@ -1,6 +1,7 @@
 #include "matmul/fp8/fp8.h"
 #include "matmul/fp8/params.h"
 #include "runtime/device_code.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
@@ -20,6 +21,9 @@ constexpr int kBlock = Fp8Shape::kBlock;
 constexpr int kThreads = Fp8Shape::kThreads;
 
 KernelModule kernels("fp8");
+#define MLX_CUDA_FP8_ROW(name, dtype, vector, kernel) {#name, {#dtype, vector, #kernel}},
+constexpr auto kKernels =
+    std::to_array<KernelRow<std::string_view, bool, std::string_view>>({MLX_CUDA_FP8_KERNELS(MLX_CUDA_FP8_ROW)});
 
 class QuantizeFp8 final : public Stateful<Fp8Part> {
  public:
@@ -92,14 +96,14 @@ class QuantizeFp8 final : public Stateful<Fp8Part> {
     if (!wide) {
       width = 1;
     }
-    const std::string suffix = "_" + type_name(x.dtype()) + (wide ? "_vector" : "_scalar");
+    const std::string dtype = type_name(x.dtype());
     const Fp8Matrix<void> in{mx::gpu_ptr<void>(x), rows, columns, *distance};
     KernelNode node(encoder);
     auto launch = [&](const char* kernel, dim3 grid, unsigned threads, auto... more) {
       node.reads(x);
       void* to = node.writes(values);
       void* scale = node.writes(scales);
-      node.launch(kernels.function(kernel + suffix), grid, threads, 0, in, to, scale, more...);
+      node.launch(kernels.function(kernel_for(kKernels, dtype, wide, kernel)), grid, threads, 0, in, to, scale, more...);
     };
     const long long blocks = ceil_div<long long>(columns, kBlock);
     switch (state_) {
@@ -131,7 +135,7 @@ class QuantizeFp8 final : public Stateful<Fp8Part> {
         // The scale is written by the second kernel alone, but naming it orders the two.
         node.reads(x);
         node.writes(scales);
-        node.launch(kernels.function("fp8_largest" + suffix), grid, kThreads, 0, in, partial);
+        node.launch(kernels.function(kernel_for(kKernels, dtype, wide, "fp8_largest")), grid, kThreads, 0, in, partial);
         node.reads(scales);
         launch("fp8_tensor", grid, kThreads, partial, partials);
         break;

@@ -1,4 +1,7 @@
 // From the indices of gather_mm to rows in groups, and products of so few rows that they need no groups.
+#include "device/reduce.cuh"
+#include "device/types.cuh"
+#include "matmul/grouped/kernels.h"
 #include "matmul/grouped/params.h"
 
 #include "device/mma.cuh"
@@ -163,10 +166,7 @@ __device__ inline void gather_mv(const GatherMvParams& p) {
   T* out = static_cast<T*>(p.out) + static_cast<long long>(row) * p.columns;
 #pragma unroll
   for (int i = 0; i < kColumns; ++i) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      sums[i] += __shfl_xor_sync(~0u, sums[i], distance);
-    }
+    sums[i] = warp_sum(sums[i]);
     if (lane == i && column0 + i < p.columns) {
       out[column0 + i] = from_float<T>(sums[i]);
     }
@@ -186,11 +186,9 @@ extern "C" __global__ void find_offsets(const __grid_constant__ mlx_cuda::Gather
 extern "C" __global__ void gather_rows(const __grid_constant__ mlx_cuda::GatherParams params) {
   mlx_cuda::gather_rows(params);
 }
-extern "C" __global__ void __launch_bounds__(mlx_cuda::GatherMv::kThreads)
-    gather_mv_bfloat16(const __grid_constant__ mlx_cuda::GatherMvParams params) {
-  mlx_cuda::gather_mv<__nv_bfloat16>(params);
-}
-extern "C" __global__ void __launch_bounds__(mlx_cuda::GatherMv::kThreads)
-    gather_mv_float16(const __grid_constant__ mlx_cuda::GatherMvParams params) {
-  mlx_cuda::gather_mv<__half>(params);
-}
+#define MLX_CUDA_GATHER_MV(name, dtype)                                      \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::GatherMv::kThreads) \
+      name(const __grid_constant__ mlx_cuda::GatherMvParams params) {        \
+    mlx_cuda::gather_mv<mlx_cuda::types::dtype>(params);                     \
+  }
+MLX_CUDA_GATHER_MV_KERNELS(MLX_CUDA_GATHER_MV)

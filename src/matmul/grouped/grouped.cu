@@ -4,6 +4,8 @@
 // Rows of shared memory are split into units of 16 bytes, whose places are exchanged such that eight rows in turn lie in different
 // banks.
 #include "device/mma.cuh"
+#include "device/types.cuh"
+#include "matmul/grouped/kernels.h"
 #include "matmul/grouped/tiles.cuh"
 
 namespace mlx_cuda {
@@ -197,24 +199,18 @@ __device__ inline void grouped_gradient(const GroupedGradientParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_GROUPED_KERNEL(name, T, TRANSPOSED)                               \
+#define MLX_CUDA_GROUPED(name, dtype, TRANSPOSED)                                  \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedTile::kThreads, 2) \
       name(const __grid_constant__ mlx_cuda::GroupedParams params) {               \
-    mlx_cuda::grouped<T, TRANSPOSED>(params);                                      \
+    mlx_cuda::grouped<mlx_cuda::types::dtype, TRANSPOSED>(params);                 \
   }
-#define MLX_CUDA_GROUPED_GRADIENT(name, T)                                         \
+#define MLX_CUDA_GROUPED_GRADIENT(name, dtype)                                     \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedTile::kThreads, 2) \
       name(const __grid_constant__ mlx_cuda::GroupedGradientParams params) {       \
-    mlx_cuda::grouped_gradient<T>(params);                                         \
+    mlx_cuda::grouped_gradient<mlx_cuda::types::dtype>(params);                    \
   }
-
-#define MLX_CUDA_GROUPED_ALL(dtype, T)                                \
-  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype, T, true)                   \
-  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_not_transposed, T, false) \
-  MLX_CUDA_GROUPED_GRADIENT(grouped_gradient_##dtype, T)
 
 // sm_75 has neither cp.async nor products of bfloat16, Hopper kernels of its own.
 #if __CUDA_ARCH__ >= 800 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-MLX_CUDA_GROUPED_ALL(bfloat16, __nv_bfloat16)
-MLX_CUDA_GROUPED_ALL(float16, __half)
+MLX_CUDA_GROUPED_KERNELS(MLX_CUDA_GROUPED, MLX_CUDA_GROUPED_GRADIENT)
 #endif

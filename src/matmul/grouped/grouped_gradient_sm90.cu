@@ -4,7 +4,9 @@
 // Few rows make for short sums and much to write, so the two consumer warpgroups of a block have tiles of their own: one writes
 // while the other multiplies. Both operands are read with their rows as what is summed over, and rows of a part that are another
 // group's are cleared.
-#include "device/wgmma.cuh"
+#include "device/ptx.cuh"
+#include "device/types.cuh"
+#include "matmul/grouped/kernels.h"
 #include "matmul/grouped/ring_sm90.cuh"
 #include "matmul/grouped/tiles.cuh"
 
@@ -180,14 +182,13 @@ __device__ inline void grouped_gradient(const GroupedGradientParams& p, const Te
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_GROUPED_GRADIENT(dtype, T)                                                                          \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedSm90Tile::kThreads, 1) grouped_gradient_##dtype(     \
+#define MLX_CUDA_GROUPED_GRADIENT(name, dtype)                                                                       \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedSm90Tile::kThreads, 1) name(                         \
       const __grid_constant__ mlx_cuda::GroupedGradientParams params, const __grid_constant__ mlx_cuda::TensorMap x, \
       const __grid_constant__ mlx_cuda::TensorMap y) {                                                               \
-    mlx_cuda::grouped_gradient<T>(params, &x, &y);                                                                   \
+    mlx_cuda::grouped_gradient<mlx_cuda::types::dtype>(params, &x, &y);                                              \
   }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
-MLX_CUDA_GROUPED_GRADIENT(bfloat16, __nv_bfloat16)
-MLX_CUDA_GROUPED_GRADIENT(float16, __half)
+MLX_CUDA_GROUPED_GRADIENT_KERNELS(MLX_CUDA_GROUPED_GRADIENT)
 #endif

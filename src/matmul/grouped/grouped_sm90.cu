@@ -3,6 +3,8 @@
 //
 // As many blocks as there are multiprocessors take tile after tile of all groups. One producer warp copies parts of x and w into a
 // ring for two consumer warpgroups. The copies of the next tile begin while one is written.
+#include "device/types.cuh"
+#include "matmul/grouped/kernels.h"
 #include "matmul/grouped/tiles_sm90.cuh"
 
 namespace mlx_cuda {
@@ -63,17 +65,13 @@ __device__ inline void grouped(const GroupedParams& p, const Maps& maps) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_GROUPED_KERNEL(name, T, COLUMNS, STAGES, TRANSPOSED)                                           \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedSm90Tile::kThreads, 1) name(                    \
-      const __grid_constant__ mlx_cuda::GroupedParams params, const __grid_constant__ mlx_cuda::TensorMap x,    \
-      const __grid_constant__ mlx_cuda::TensorMap few_x, const __grid_constant__ mlx_cuda::TensorMap weights) { \
-    mlx_cuda::grouped<T, COLUMNS, STAGES, TRANSPOSED>(params, mlx_cuda::Maps{&x, &few_x, &weights});            \
+#define MLX_CUDA_GROUPED_SM90(name, dtype, COLUMNS, STAGES, TRANSPOSED)                                                   \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedSm90Tile::kThreads, 1) name(                              \
+      const __grid_constant__ mlx_cuda::GroupedParams params, const __grid_constant__ mlx_cuda::TensorMap x,              \
+      const __grid_constant__ mlx_cuda::TensorMap few_x, const __grid_constant__ mlx_cuda::TensorMap weights) {           \
+    mlx_cuda::grouped<mlx_cuda::types::dtype, COLUMNS, STAGES, TRANSPOSED>(params, mlx_cuda::Maps{&x, &few_x, &weights}); \
   }
-#define MLX_CUDA_GROUPED(COLUMNS, STAGES, dtype, T)                              \
-  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_##COLUMNS, T, COLUMNS, STAGES, true) \
-  MLX_CUDA_GROUPED_KERNEL(grouped_##dtype##_##COLUMNS##_not_transposed, T, COLUMNS, STAGES, false)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
-MLX_CUDA_GROUPED_SM90_TILES(MLX_CUDA_GROUPED, bfloat16, __nv_bfloat16)
-MLX_CUDA_GROUPED_SM90_TILES(MLX_CUDA_GROUPED, float16, __half)
+MLX_CUDA_GROUPED_SM90_KERNELS(MLX_CUDA_GROUPED_SM90)
 #endif

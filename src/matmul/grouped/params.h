@@ -119,9 +119,6 @@ struct GroupedSm90Tile {
   }
 };
 
-// Of products, the widest first: use(columns, stages, ...).
-#define MLX_CUDA_GROUPED_SM90_TILES(use, ...) use(256, 4, __VA_ARGS__) use(128, 6, __VA_ARGS__) use(64, 8, __VA_ARGS__)
-
 inline constexpr GroupedSm90Tile kGroupedGradientSm90{128, 6};
 
 // With quantised weights, of which some steps wait packed behind the ring.

@@ -1,6 +1,8 @@
 #include "matmul/grouped/plan.h"
 
+#include "matmul/grouped/kernels.h"
 #include "matmul/grouped/params.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 #include "runtime/status.h"
@@ -20,6 +22,16 @@ KernelModule portable_kernels("grouped");
 KernelModule gather_kernels("gather");
 KernelModule sm90_kernels("grouped_sm90");
 KernelModule sm90_gradient_kernels("grouped_gradient_sm90");
+
+#define MLX_CUDA_NO_ROW(...)
+constexpr auto kPortable =
+    std::to_array<KernelRow<std::string_view, bool>>({MLX_CUDA_GROUPED_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
+constexpr auto kSm90 =
+    std::to_array<KernelRow<std::string_view, int, int, bool>>({MLX_CUDA_GROUPED_SM90_KERNELS(MLX_CUDA_KERNEL_ROW)});
+constexpr auto kPortableGradient =
+    std::to_array<KernelRow<std::string_view>>({MLX_CUDA_GROUPED_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
+constexpr auto kSm90Gradient = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_GROUPED_GRADIENT_KERNELS(MLX_CUDA_KERNEL_ROW)});
+constexpr auto kGatherMv = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_GATHER_MV_KERNELS(MLX_CUDA_KERNEL_ROW)});
 
 #define MLX_CUDA_TILE(columns, stages, ...) GroupedSm90Tile{columns, stages},
 constexpr GroupedSm90Tile kSm90Tiles[] = {MLX_CUDA_GROUPED_SM90_TILES(MLX_CUDA_TILE, )};
@@ -110,13 +122,15 @@ bool is_gather_mv(int rows, int groups, bool not_transposed) {
 }
 
 KernelName gather_mv_kernel(mx::Dtype dtype) {
-  return {"gather", "gather_mv_" + type_name(dtype)};
+  return {"gather", kernel_for(kGatherMv, type_name(dtype))};
 }
 
 KernelName grouped_kernel(int rows, int groups, int columns, bool not_transposed, mx::Dtype dtype) {
-  const std::string tile = is_hopper() ? "_" + std::to_string(sm90_tile(rows, groups, columns).columns) : "";
-  return {
-      is_hopper() ? "grouped_sm90" : "grouped", "grouped_" + type_name(dtype) + tile + (not_transposed ? "_not_transposed" : "")};
+  if (!is_hopper()) {
+    return {"grouped", kernel_for(kPortable, type_name(dtype), !not_transposed)};
+  }
+  const GroupedSm90Tile& tile = sm90_tile(rows, groups, columns);
+  return {"grouped_sm90", kernel_for(kSm90, type_name(dtype), tile.columns, tile.stages, !not_transposed)};
 }
 
 GroupedWeights as_weights(const mx::array& w, bool transpose, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
@@ -229,15 +243,14 @@ void encode_grouped_gradient(
       .rows_out = y.shape(1),
       .columns = rows.x.shape(1),
   };
-  const std::string name = "grouped_gradient_" + type_name(y.dtype());
   if (!is_hopper()) {
-    launch_portable(node, name, params);
+    launch_portable(node, kernel_for(kPortableGradient, type_name(y.dtype())), params);
     return;
   }
   constexpr GroupedSm90Tile tile = kGroupedGradientSm90;
   node.launch(
-      sm90_gradient_kernels.function(name), multiprocessors(), tile.kThreads, tile.shared_bytes(), params,
-      matrix_tensor_map(rows.x, tile.kDepth), matrix_tensor_map(y, tile.kDepth));
+      sm90_gradient_kernels.function(kernel_for(kSm90Gradient, type_name(y.dtype()))), multiprocessors(), tile.kThreads,
+      tile.shared_bytes(), params, matrix_tensor_map(rows.x, tile.kDepth), matrix_tensor_map(y, tile.kDepth));
 }
 
 void encode_gather_mv(const GatherPairs& pairs, const GroupedWeights& weights, mx::array& out, mx::cu::CommandEncoder& encoder) {

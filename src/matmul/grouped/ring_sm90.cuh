@@ -2,7 +2,7 @@
 // from those that copy to those that multiply, and how these write what they have summed.
 #pragma once
 
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
 #include "matmul/grouped/params.h"
 
 namespace mlx_cuda {

@@ -4,7 +4,7 @@
 // group's, zeros, or left over), and a warpgroup that has no other rows computes nothing.
 #pragma once
 
-#include "device/wgmma.cuh"
+#include "device/ptx.cuh"
 #include "matmul/grouped/ring_sm90.cuh"
 #include "matmul/grouped/tiles.cuh"
 

@@ -1,5 +1,7 @@
+#include "matmul/quantized/kernels.h"
 #include "matmul/quantized/quantized.h"
 #include "runtime/device_code.h"
+#include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
@@ -10,6 +12,8 @@ namespace mlx_cuda {
 namespace {
 
 KernelModule kernels("dequantize");
+constexpr auto kKernels =
+    std::to_array<KernelRow<std::string_view, std::string_view>>({MLX_CUDA_DEQUANTIZE_KERNELS(MLX_CUDA_FORMAT_ROW)});
 
 // Inputs: the weights. Beside these it has the dtype of its result.
 class Dequantize final : public Stateful<std::pair<WeightedState, mx::Dtype>> {
@@ -80,7 +84,7 @@ void encode_dequantize(
   params.pieces = params.out_distance / DequantizeParams::kPiece;
   const dim3 grid(divide_up(params.pieces, DequantizeParams::kThreads * DequantizeParams::kPieces), weights.matrices());
   node.launch(
-      kernels.function("dequantize_" + format_name(weights) + "_" + type_name(out.dtype())), grid, DequantizeParams::kThreads, 0,
+      kernels.function(kernel_for(kKernels, type_name(out.dtype()), format_name(weights))), grid, DequantizeParams::kThreads, 0,
       params);
 }
 

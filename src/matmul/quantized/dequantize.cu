@@ -1,5 +1,7 @@
 // out = the values of packed weights. Each thread takes a few pieces of 8 values far apart, so that the accesses of a warp lie side
 // by side. Groups and rows are whole numbers of pieces, and rows follow one another: the pieces of an expert are one long row.
+#include "device/types.cuh"
+#include "matmul/quantized/kernels.h"
 #include "matmul/quantized/params.h"
 #include "matmul/quantized/values.cuh"
 
@@ -74,14 +76,9 @@ __device__ inline void dequantize(const DequantizeParams& p) {
 #define MLX_CUDA_DEQUANTIZE_BODY(...) __trap();  // never launched: the arithmetic of bfloat16 needs sm_80
 #endif
 
-#define MLX_CUDA_DEQUANTIZE(name, dtype, ...)                                                  \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::DequantizeParams::kThreads)           \
-      dequantize_##name##_##dtype(const __grid_constant__ mlx_cuda::DequantizeParams params) { \
-    MLX_CUDA_DEQUANTIZE_BODY(__VA_ARGS__)                                                      \
+#define MLX_CUDA_DEQUANTIZE(name, dtype, format)                                     \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::DequantizeParams::kThreads) \
+      name(const __grid_constant__ mlx_cuda::DequantizeParams params) {              \
+    MLX_CUDA_DEQUANTIZE_BODY(mlx_cuda::formats::format, mlx_cuda::types::dtype)      \
   }
-#define MLX_CUDA_DEQUANTIZE_FORMAT(name, ...)             \
-  MLX_CUDA_DEQUANTIZE(name, float32, __VA_ARGS__, float)  \
-  MLX_CUDA_DEQUANTIZE(name, float16, __VA_ARGS__, __half) \
-  MLX_CUDA_DEQUANTIZE(name, bfloat16, __VA_ARGS__, __nv_bfloat16)
-
-MLX_CUDA_EACH_FORMAT(MLX_CUDA_DEQUANTIZE_FORMAT)
+MLX_CUDA_DEQUANTIZE_KERNELS(MLX_CUDA_DEQUANTIZE)

@@ -1,6 +1,8 @@
 // The nodes of the kernels of few rows.
+#include "matmul/quantized/choice.h"
 #include "matmul/quantized/kernels.h"
 #include "runtime/device_code.h"
+#include "runtime/kernel_table.h"
 #include "runtime/lanes.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
@@ -15,6 +17,12 @@ KernelModule sm90_kernels("quantized_sm90");
 KernelModule moe_kernels("quantized_moe_sm90");
 KernelModule skinny_kernels("quantized_skinny");
 KernelModule plain_kernels("quantized_plain");
+
+constexpr auto kMergeKernels = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_QUANTIZED_MERGE_KERNELS(MLX_CUDA_KERNEL_ROW)});
+#define MLX_CUDA_NO_ROW(...)
+#define MLX_CUDA_ORDER_ROW(name, format) {#name, {#format}},
+constexpr auto kOrderKernels =
+    std::to_array<KernelRow<std::string_view>>({MLX_CUDA_QUANTIZED_SM90_KERNELS(MLX_CUDA_ORDER_ROW, MLX_CUDA_NO_ROW)});
 
 // What all kernels are told.
 void describe(const SkinnyCall& call, QuantizedProduct& params) {
@@ -61,7 +69,7 @@ void encode_split_sum(const SkinnyCall& call, const SplitProduct& params) {
   node.writes(call.out);
   const auto size = static_cast<long long>(call.out.size());
   node.launch(
-      plain_kernels.function("quantized_merge_" + type_name(call.out.dtype())), divide_up(size, PlainKernel::kThreads),
+      plain_kernels.function(kernel_for(kMergeKernels, type_name(call.out.dtype()))), divide_up(size, PlainKernel::kThreads),
       PlainKernel::kThreads, 0, params.partial, params.out, size, params.splits);
 }
 
@@ -180,7 +188,7 @@ void encode_sm90(const SkinnyCall& call) {
   node.writes(out);  // stands for the workspaces, which are no arrays
   const dim3 order(divide_up(static_cast<std::int64_t>(parts) * eights, QuantizedSm90::kOrderWarps), products);
   node.launch(
-      sm90_kernels.function("quantized_sm90_order_" + format_name(in.weights)), order, QuantizedSm90::kOrderWarps * 32, 0, params);
+      sm90_kernels.function(kernel_for(kOrderKernels, format_name(in.weights))), order, QuantizedSm90::kOrderWarps * 32, 0, params);
 
   node.reads(out);
   name_inputs(in.weights, encoder);

@@ -1,30 +1,10 @@
 // Packed values on their way to the tensor cores: read from memory, and times their scales.
 #pragma once
 
+#include "device/ptx.cuh"
 #include "matmul/quantized/unpack.cuh"
 
 namespace mlx_cuda {
-
-// Packed words that are read once; `Kept` in the L1 cache where the loads of a warp share sectors.
-template <bool Kept, int Words>
-__device__ inline void stream(unsigned* to, const char* from) {
-#define MLX_CUDA_STREAM(cache)                                                                                   \
-  if constexpr (Words == 4) {                                                                                    \
-    asm volatile("ld.global.nc" cache ".L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"                                    \
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])                                            \
-                 : "l"(from));                                                                                   \
-  } else if constexpr (Words == 2) {                                                                             \
-    asm volatile("ld.global.nc" cache ".L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from)); \
-  } else {                                                                                                       \
-    asm volatile("ld.global.nc" cache ".L2::128B.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));                      \
-  }
-  if constexpr (Kept) {
-    MLX_CUDA_STREAM("")
-  } else {
-    MLX_CUDA_STREAM(".L1::no_allocate")
-  }
-#undef MLX_CUDA_STREAM
-}
 
 template <bool Kept, int Words>
 __device__ inline void load_chunk(unsigned (&chunk)[Words], const char* from) {

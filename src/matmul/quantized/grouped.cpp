@@ -2,7 +2,9 @@
 #include "matmul/grouped/params.h"
 #include "matmul/grouped/plan.h"
 #include "matmul/grouped/primitive.h"
+#include "matmul/quantized/kernels.h"
 #include "matmul/quantized/quantized.h"
+#include "runtime/kernel_table.h"
 #include "runtime/lanes.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
@@ -19,6 +21,8 @@ namespace {
 constexpr std::int64_t kMostMatrices = 65535;  // of a launch: the height of a grid
 
 KernelModule kernels("grouped_quantized_sm90");
+constexpr auto kKernels =
+    std::to_array<KernelRow<std::string_view, std::string_view>>({MLX_CUDA_GROUPED_QUANTIZED_KERNELS(MLX_CUDA_FORMAT_ROW)});
 
 // Whether a kernel takes these transposed weights [groups, columns, inner] on this GPU as they are, for x of 16-bit floats.
 bool can_unpack(const QuantizedWeights& weights) {
@@ -47,7 +51,7 @@ void encode_unpacked(
   take_lane(encoder);
   constexpr GroupedSm90Tile tile = GroupedQuantizedSm90::kTile;
   node.launch(
-      kernels.function("grouped_" + format_name(in) + "_" + type_name(x.dtype())), multiprocessors(), tile.kThreads,
+      kernels.function(kernel_for(kKernels, type_name(x.dtype()), format_name(in))), multiprocessors(), tile.kThreads,
       GroupedQuantizedSm90::shared_bytes(in.bits), params, matrix_tensor_map(x, tile.kRows), matrix_tensor_map(x, tile.kFewRows));
 }
 

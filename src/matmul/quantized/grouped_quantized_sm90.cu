@@ -3,7 +3,10 @@
 //
 // Each producer has a pair of half rows of the packed weights, which it has copied itself, a few steps before, from global memory
 // to its own places in shared memory: nobody waits for another there.
+#include "device/ptx.cuh"
+#include "device/types.cuh"
 #include "matmul/grouped/tiles_sm90.cuh"
+#include "matmul/quantized/kernels.h"
 #include "matmul/quantized/params.h"
 #include "matmul/quantized/values.cuh"
 
@@ -62,7 +65,7 @@ class Ahead {
       for (int i = 0; i < Memory::kUnits; ++i) {
 #pragma unroll
         for (int j = 0; j < Memory::kVectors; ++j) {
-          copy_words<Memory::kVector>(packed_ + Memory::place(slot_, i, j), from_[i] + j * Memory::kVector);
+          copy_async<Memory::kVector>(packed_ + Memory::place(slot_, i, j), from_[i] + j * Memory::kVector);
         }
         from_[i] += 2 * Memory::kUnitBytes;
       }
@@ -253,16 +256,13 @@ __device__ inline void grouped_quantized(const GroupedQuantizedParams& p, const 
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_GROUPED_QUANTIZED(name, dtype, ...)                                                                  \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedSm90Tile::kThreads, 1) grouped_##name##_##dtype(      \
+#define MLX_CUDA_GROUPED_QUANTIZED(name, dtype, format)                                                               \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedSm90Tile::kThreads, 1) name(                          \
       const __grid_constant__ mlx_cuda::GroupedQuantizedParams params, const __grid_constant__ mlx_cuda::TensorMap x, \
       const __grid_constant__ mlx_cuda::TensorMap few_x) {                                                            \
-    mlx_cuda::grouped_quantized<__VA_ARGS__>(params, &x, &few_x);                                                     \
+    mlx_cuda::grouped_quantized<mlx_cuda::formats::format, mlx_cuda::types::dtype>(params, &x, &few_x);               \
   }
-#define MLX_CUDA_GROUPED_FORMAT(name, ...)                               \
-  MLX_CUDA_GROUPED_QUANTIZED(name, bfloat16, __VA_ARGS__, __nv_bfloat16) \
-  MLX_CUDA_GROUPED_QUANTIZED(name, float16, __VA_ARGS__, __half)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-MLX_CUDA_EACH_FORMAT(MLX_CUDA_GROUPED_FORMAT)
+MLX_CUDA_GROUPED_QUANTIZED_KERNELS(MLX_CUDA_GROUPED_QUANTIZED)
 #endif

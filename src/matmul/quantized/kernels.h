@@ -1,57 +1,72 @@
-// The kernels of products of few rows with quantised weights: which of them computes a product, and their nodes.
+// Which kernels of quantized weights there are: device code instantiates these tables, and the host chooses from them.
 #pragma once
 
-#include "matmul/quantized/weights.h"
+#include "matmul/quantized/formats.h"
 
-#include <mlx/array.h>
-#include <mlx/backend/cuda/device.h>
+// dequantize.cu. EACH(name, dtype, format).
+#define MLX_CUDA_DEQUANTIZE_KERNELS(EACH) MLX_CUDA_EACH_FORMAT(MLX_CUDA_DEQUANTIZE_OF_FORMAT, EACH)
+#define MLX_CUDA_DEQUANTIZE_OF_FORMAT(format, EACH)    \
+  EACH(dequantize_##format##_float32, float32, format) \
+  EACH(dequantize_##format##_float16, float16, format) \
+  EACH(dequantize_##format##_bfloat16, bfloat16, format)
 
-#include <cstdint>
-#include <optional>
-#include <string>
+// grouped_quantized_sm90.cu. EACH(name, dtype, format).
+#define MLX_CUDA_GROUPED_QUANTIZED_KERNELS(EACH) MLX_CUDA_EACH_FORMAT(MLX_CUDA_GROUPED_QUANTIZED_OF_FORMAT, EACH)
+#define MLX_CUDA_GROUPED_QUANTIZED_OF_FORMAT(format, EACH) \
+  EACH(grouped_##format##_bfloat16, bfloat16, format) EACH(grouped_##format##_float16, float16, format)
 
-namespace mlx_cuda {
+// quantized_moe_sm90.cu. EACH(name, dtype, format); other bits have quantized_skinny.cu.
+#define MLX_CUDA_MOE_KERNELS(EACH)      \
+  MLX_CUDA_MOE_OF_FORMAT(EACH, affine2) \
+  MLX_CUDA_MOE_OF_FORMAT(EACH, affine4) \
+  MLX_CUDA_MOE_OF_FORMAT(EACH, affine8) \
+  MLX_CUDA_MOE_OF_FORMAT(EACH, mxfp4)   \
+  MLX_CUDA_MOE_OF_FORMAT(EACH, mxfp8)   \
+  MLX_CUDA_MOE_OF_FORMAT(EACH, nvfp4)
+#define MLX_CUDA_MOE_OF_FORMAT(EACH, format) \
+  EACH(quantized_moe_##format##_float16, float16, format) EACH(quantized_moe_##format##_bfloat16, bfloat16, format)
 
-enum class SkinnyEngine {
-  upstream,  // MLX's own
-  sm90,      // quantized_sm90.cu: many rows for a kernel that reads weights once, on Hopper
-  moe,       // quantized_moe_sm90.cu: single rows that name experts, on Hopper
-  skinny,    // quantized_skinny.cu
-  plain,     // quantized_plain.cu: without tensor cores
-};
+// quantized_plain.cu. TRANSPOSED and PLAIN(name, dtype, format, rows of x); the last for rows of w that are no whole number of
+// quantized_skinny.cu's chunks.
+#define MLX_CUDA_PLAIN_KERNELS(TRANSPOSED, PLAIN)                     \
+  MLX_CUDA_EACH_FORMAT(MLX_CUDA_PLAIN_OF_FORMAT, TRANSPOSED, PLAIN)   \
+  TRANSPOSED(quantized_transposed_nvfp4_float16_4, float16, nvfp4, 4) \
+  TRANSPOSED(quantized_transposed_nvfp4_bfloat16_4, bfloat16, nvfp4, 4)
+#define MLX_CUDA_PLAIN_OF_FORMAT(format, TRANSPOSED, PLAIN)                 \
+  TRANSPOSED(quantized_transposed_##format##_float32_1, float32, format, 1) \
+  TRANSPOSED(quantized_transposed_##format##_float32_4, float32, format, 4) \
+  PLAIN(quantized_plain_##format##_float32_4, float32, format, 4)           \
+  PLAIN(quantized_plain_##format##_float16_4, float16, format, 4)           \
+  PLAIN(quantized_plain_##format##_bfloat16_4, bfloat16, format, 4)
+// And EACH(name, dtype).
+#define MLX_CUDA_QUANTIZED_MERGE_KERNELS(EACH) \
+  EACH(quantized_merge_float32, float32) EACH(quantized_merge_float16, float16) EACH(quantized_merge_bfloat16, bfloat16)
 
-struct SkinnyKernel {
-  SkinnyEngine engine;
-  int tile = 0;             // rows of x that a block takes
-  std::string source = {};  // of the device code; none: MLX's
-  std::string name = {};
-};
+// quantized_skinny.cu. EACH(name, dtype, format, tiles of 8 rows); in place of NOT_SM90's, Hopper has quantized_sm90.cu for more
+// rows, and sooner for 2, 3, 5 and 6 bits.
+#define MLX_CUDA_SMALL_M_KERNELS(EACH, NOT_SM90)               \
+  MLX_CUDA_SKINNY_OF_FORMAT(EACH, NOT_SM90, NOT_SM90, affine2) \
+  MLX_CUDA_SKINNY_OF_FORMAT(EACH, NOT_SM90, NOT_SM90, affine3) \
+  MLX_CUDA_SKINNY_OF_FORMAT(EACH, EACH, NOT_SM90, affine4)     \
+  MLX_CUDA_SKINNY_OF_FORMAT(EACH, NOT_SM90, NOT_SM90, affine5) \
+  MLX_CUDA_SKINNY_OF_FORMAT(EACH, NOT_SM90, NOT_SM90, affine6) \
+  MLX_CUDA_SKINNY_OF_FORMAT(EACH, EACH, NOT_SM90, affine8)     \
+  MLX_CUDA_SKINNY_OF_FORMAT(EACH, EACH, NOT_SM90, mxfp4)       \
+  MLX_CUDA_SKINNY_OF_FORMAT(EACH, EACH, NOT_SM90, mxfp8)       \
+  MLX_CUDA_SKINNY_OF_FORMAT(EACH, EACH, NOT_SM90, nvfp4)
+#define MLX_CUDA_SKINNY_OF_FORMAT(ONE, TWO, FOUR, format) \
+  MLX_CUDA_SKINNY_OF_TILES(ONE, format, 1) MLX_CUDA_SKINNY_OF_TILES(TWO, format, 2) MLX_CUDA_SKINNY_OF_TILES(FOUR, format, 4)
+#define MLX_CUDA_SKINNY_OF_TILES(EACH, format, tiles)                       \
+  EACH(quantized_skinny_##format##_float16_##tiles, float16, format, tiles) \
+  EACH(quantized_skinny_##format##_bfloat16_##tiles, bfloat16, format, tiles)
 
-// The one that computes x @ w^T, or without `transpose` x @ w, where the operands lie as they do; what is not evaluated yet counts
-// as lying row after row. `pairs`: how many products of a matrix of x and one of w, where indices name them. `small`: MLX's, where
-// it reads them.
-SkinnyKernel choose_skinny(
-    const mx::array& x, const QuantizedWeights& weights, std::optional<int> pairs, bool transpose, bool small);
-
-// A product on its way to its kernel: operands in memory that it reads, and a result that has memory.
-struct SkinnyCall {
-  SkinnyKernel kernel;
-  mx::array x;
-  Readable in;
-  std::optional<mx::array> lhs;
-  std::optional<mx::array> rhs;
-  mx::array& out;
-  bool transpose;
-  int rows;  // of each matrix of x
-  int products;
-  mx::cu::CommandEncoder& encoder;
-  mx::Stream stream;
-};
-
-// Adds its node, or nodes; not for upstream.
-void encode_skinny(const SkinnyCall& call);
-
-// Experts that are different, of `pairs` of a row and an expert, if experts are named at random: a fraction.
-double different_experts(int pairs, int experts);
-
-}  // namespace mlx_cuda
+// quantized_sm90.cu. ORDER(name, format), which puts x in order, and EACH(name, dtype, format, rows of x).
+#define MLX_CUDA_QUANTIZED_SM90_KERNELS(ORDER, EACH) MLX_CUDA_EACH_FORMAT(MLX_CUDA_QUANTIZED_SM90_OF_FORMAT, ORDER, EACH)
+#define MLX_CUDA_QUANTIZED_SM90_OF_FORMAT(format, ORDER, EACH) \
+  ORDER(quantized_sm90_order_##format, format)                 \
+  MLX_CUDA_QUANTIZED_SM90_OF_DTYPE(EACH, format, float16)      \
+  MLX_CUDA_QUANTIZED_SM90_OF_DTYPE(EACH, format, bfloat16)
+#define MLX_CUDA_QUANTIZED_SM90_OF_DTYPE(EACH, format, dtype)     \
+  EACH(quantized_sm90_##format##_##dtype##_32, dtype, format, 32) \
+  EACH(quantized_sm90_##format##_##dtype##_64, dtype, format, 64) \
+  EACH(quantized_sm90_##format##_##dtype##_128, dtype, format, 128)

@@ -2,7 +2,7 @@
 // part by part, of which `Depth` have room.
 #pragma once
 
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
 #include "matmul/quantized/params.h"
 #include "matmul/quantized/scales.cuh"
 
@@ -63,7 +63,7 @@ class OwnChunks {
           const char* from = rows_[r] + value / 8 * Format::kBits;
 #pragma unroll
           for (int i = 0; i < Part::kWords * 4; i += Part::kBytes) {
-            copy_words<Part::kBytes>(to, from + i);
+            copy_async<Part::kBytes>(to, from + i);
             to += kStride;
           }
         }
@@ -166,14 +166,14 @@ class WarpPieces {
       for (int i = 0; i < kCopies; ++i) {
         const int piece = lane() + 32 * i;
         if (32 * i + 32 <= 16 * kPieces || piece < 16 * kPieces) {
-          copy_words<16>(to + piece * 16, rows_[i] + min(next_ + piece % kPieces * 16, bytes_ - 16));
+          copy_async<16>(to + piece * 16, rows_[i] + min(next_ + piece % kPieces * 16, bytes_ - 16));
         }
       }
     } else {
 #pragma unroll 1
       for (int word = lane(); word < 16 * kPieces * 4; word += 32) {
         const char* from = row(word / (kPieces * 4));
-        copy_words<4>(to + word * 4, from + min(next_ + word % (kPieces * 4) * 4, bytes_ - 4));
+        copy_async<4>(to + word * 4, from + min(next_ + word % (kPieces * 4) * 4, bytes_ - 4));
       }
     }
   }

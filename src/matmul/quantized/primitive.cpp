@@ -1,6 +1,6 @@
 // Products of few rows with quantised weights, by the kernels of kernels.h.
 #include "matmul/grouped/primitive.h"
-#include "matmul/quantized/kernels.h"
+#include "matmul/quantized/choice.h"
 #include "matmul/quantized/quantized.h"
 #include "runtime/memory.h"
 

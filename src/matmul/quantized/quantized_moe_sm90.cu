@@ -4,6 +4,8 @@
 // Pairs that name the same expert are columns of one product (a batch), so that its weights are read once. Every warp finds the
 // batches from the indices by itself. An item is a tile of a batch: the items are shared out evenly among the blocks, one after
 // another, so a block has x of one batch at a time and rarely goes on to the next.
+#include "device/types.cuh"
+#include "matmul/quantized/kernels.h"
 #include "matmul/quantized/params.h"
 #include "matmul/quantized/skinny_tile.cuh"
 
@@ -13,12 +15,6 @@ namespace mlx_cuda {
 [[maybe_unused]] constexpr int kSlice = SkinnyTile::kSlice;
 [[maybe_unused]] constexpr int kRawScales = 512;     // bytes of a slice's scales as they lie in memory, and as many of its biases
 [[maybe_unused]] constexpr unsigned kNoBatch = 255;  // leads none
-
-template <int Bytes>
-__device__ inline void copy_async(void* to, const void* from) {
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(Bytes) : "memory");
-}
 
 // The batches of a call. Each lane has two pairs: its own number, and 32 more.
 class Batches {
@@ -310,14 +306,14 @@ class MoeWarp {
         unsigned char* to = shared_.scales + scale_part_ + lane_ * scale_bytes_;
         const char* biases = from + (static_cast<const char*>(p_.biases) - static_cast<const char*>(p_.scales));
         if (scale_bytes_ == 8) {
-          copy_async<8>(to, from);
-          copy_async<8>(to + kRawScales, biases);
+          copy_async_cached<8>(to, from);
+          copy_async_cached<8>(to + kRawScales, biases);
         } else if (scale_bytes_ == 16) {
-          copy_async<16>(to, from);
-          copy_async<16>(to + kRawScales, biases);
+          copy_async_cached<16>(to, from);
+          copy_async_cached<16>(to + kRawScales, biases);
         } else {
-          copy_async<4>(to, from);
-          copy_async<4>(to + kRawScales, biases);
+          copy_async_cached<4>(to, from);
+          copy_async_cached<4>(to + kRawScales, biases);
         }
       }
       commit_copies();
@@ -470,21 +466,12 @@ __device__ inline void moe(const MoeParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_MOE(name, ...)                                                                                    \
+#define MLX_CUDA_MOE(name, dtype, format)                                                                          \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::MoeParams::kMostWarps * 32, mlx_cuda::MoeParams::kBlocks) \
-      quantized_moe_##name(const __grid_constant__ mlx_cuda::MoeParams params) {                                   \
-    mlx_cuda::moe<mlx_cuda::SkinnySteps<__VA_ARGS__>>(params);                                                     \
+      name(const __grid_constant__ mlx_cuda::MoeParams params) {                                                   \
+    mlx_cuda::moe<mlx_cuda::SkinnySteps<mlx_cuda::formats::format, mlx_cuda::types::dtype>>(params);               \
   }
 
-#define MLX_CUDA_MOE_FORMAT(name, ...)              \
-  MLX_CUDA_MOE(name##_float16, __VA_ARGS__, __half) \
-  MLX_CUDA_MOE(name##_bfloat16, __VA_ARGS__, __nv_bfloat16)
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // other GPUs, and other bits, have quantized_skinny.cu
-MLX_CUDA_MOE_FORMAT(affine2, mlx_cuda::Affine<2>)
-MLX_CUDA_MOE_FORMAT(affine4, mlx_cuda::Affine<4>)
-MLX_CUDA_MOE_FORMAT(affine8, mlx_cuda::Affine<8>)
-MLX_CUDA_MOE_FORMAT(mxfp4, mlx_cuda::Mxfp4)
-MLX_CUDA_MOE_FORMAT(mxfp8, mlx_cuda::Mxfp8)
-MLX_CUDA_MOE_FORMAT(nvfp4, mlx_cuda::Nvfp4)
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
+MLX_CUDA_MOE_KERNELS(MLX_CUDA_MOE)
 #endif

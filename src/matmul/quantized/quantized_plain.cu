@@ -1,5 +1,8 @@
 // Products of few rows of x and quantised w without tensor cores: those in float32, and those whose groups lie along the columns of
 // the result (w not transposed). Sums are float32. Each block takes up to `Rows` rows of x.
+#include "device/reduce.cuh"
+#include "device/types.cuh"
+#include "matmul/quantized/kernels.h"
 #include "matmul/quantized/params.h"
 #include "matmul/quantized/product.cuh"
 #include "matmul/quantized/unpack.cuh"
@@ -100,11 +103,7 @@ __device__ inline void plain_transposed(const SplitProduct& p) {
   for (int c = 0; c < kWarpColumns; ++c) {
 #pragma unroll
     for (int row = 0; row < Rows; ++row) {
-      float sum = sums[c][row];
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2) {
-        sum += __shfl_xor_sync(~0u, sum, offset);
-      }
+      const float sum = warp_sum(sums[c][row]);
       if (lane == 0 && row < block.rows && column + c < p.columns) {
         write_sum<T>(p, block, 0, row, column + c, sum);
       }
@@ -194,28 +193,20 @@ __device__ inline void merge(const float* partial, T* out, long long size, int s
 #define MLX_CUDA_PLAIN_BODY(...) __trap();  // never launched: the arithmetic of bfloat16 needs sm_80
 #endif
 
-#define MLX_CUDA_PLAIN(kernel, ...)                                               \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::PlainKernel::kThreads)   \
-      quantized_##kernel(const __grid_constant__ mlx_cuda::SplitProduct params) { \
-    MLX_CUDA_PLAIN_BODY(__VA_ARGS__)                                              \
+#define MLX_CUDA_PLAIN_KERNEL(name, ...)                                        \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::PlainKernel::kThreads) \
+      name(const __grid_constant__ mlx_cuda::SplitProduct params) {             \
+    MLX_CUDA_PLAIN_BODY(__VA_ARGS__)                                            \
   }
-#define MLX_CUDA_PLAIN_FORMAT(name, ...)                                                 \
-  MLX_CUDA_PLAIN(transposed_##name##_float32_1, plain_transposed<__VA_ARGS__, float, 1>) \
-  MLX_CUDA_PLAIN(transposed_##name##_float32_4, plain_transposed<__VA_ARGS__, float, 4>) \
-  MLX_CUDA_PLAIN(plain_##name##_float32_4, plain<__VA_ARGS__, float, 4>)                 \
-  MLX_CUDA_PLAIN(plain_##name##_float16_4, plain<__VA_ARGS__, __half, 4>)                \
-  MLX_CUDA_PLAIN(plain_##name##_bfloat16_4, plain<__VA_ARGS__, __nv_bfloat16, 4>)
+#define MLX_CUDA_TRANSPOSED(name, dtype, format, rows) \
+  MLX_CUDA_PLAIN_KERNEL(name, plain_transposed<mlx_cuda::formats::format, mlx_cuda::types::dtype, rows>)
+#define MLX_CUDA_PLAIN(name, dtype, format, rows) \
+  MLX_CUDA_PLAIN_KERNEL(name, plain<mlx_cuda::formats::format, mlx_cuda::types::dtype, rows>)
+MLX_CUDA_PLAIN_KERNELS(MLX_CUDA_TRANSPOSED, MLX_CUDA_PLAIN)
 
-MLX_CUDA_EACH_FORMAT(MLX_CUDA_PLAIN_FORMAT)
-// Rows of w that are no whole number of quantized_skinny.cu's chunks.
-MLX_CUDA_PLAIN(transposed_nvfp4_float16_4, plain_transposed<mlx_cuda::Nvfp4, __half, 4>)
-MLX_CUDA_PLAIN(transposed_nvfp4_bfloat16_4, plain_transposed<mlx_cuda::Nvfp4, __nv_bfloat16, 4>)
-
-#define MLX_CUDA_MERGE(dtype, T)                                                          \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::PlainKernel::kThreads)           \
-      quantized_merge_##dtype(const float* partial, T* out, long long size, int splits) { \
-    mlx_cuda::merge(partial, out, size, splits);                                          \
+#define MLX_CUDA_MERGE(name, dtype)                                                         \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::PlainKernel::kThreads)             \
+      name(const float* partial, mlx_cuda::types::dtype* out, long long size, int splits) { \
+    mlx_cuda::merge(partial, out, size, splits);                                            \
   }
-MLX_CUDA_MERGE(float32, float)
-MLX_CUDA_MERGE(float16, __half)
-MLX_CUDA_MERGE(bfloat16, __nv_bfloat16)
+MLX_CUDA_QUANTIZED_MERGE_KERNELS(MLX_CUDA_MERGE)

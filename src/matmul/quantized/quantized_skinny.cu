@@ -2,7 +2,9 @@
 //
 // A block keeps its part of x and takes tile after tile. Its warps work on `row_warps` tiles at once; the `inner_warps` of a tile
 // take turns at its slices and add their sums at the end.
-#include "device/pipeline.cuh"
+#include "device/ptx.cuh"
+#include "device/types.cuh"
+#include "matmul/quantized/kernels.h"
 #include "matmul/quantized/product.cuh"
 #include "matmul/quantized/skinny_tile.cuh"
 
@@ -373,33 +375,15 @@ __device__ inline void skinny(const SkinnyParams& p) {
 #define MLX_CUDA_SKINNY_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
 #endif
 
-#define MLX_CUDA_SKINNY(name, ...)                                                      \
+#define MLX_CUDA_SKINNY(name, dtype, format, row_tiles)                                 \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::SkinnyParams::kMostThreads, 1) \
-      quantized_skinny_##name(const __grid_constant__ mlx_cuda::SkinnyParams params) {  \
-    MLX_CUDA_SKINNY_BODY(__VA_ARGS__)                                                   \
+      name(const __grid_constant__ mlx_cuda::SkinnyParams params) {                     \
+    MLX_CUDA_SKINNY_BODY(mlx_cuda::formats::format, mlx_cuda::types::dtype, row_tiles)  \
   }
 
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // has quantized_sm90.cu for more rows, and sooner for 2, 3, 5 and 6 bits
-#define MLX_CUDA_SKINNY_MORE(...)
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define MLX_CUDA_SKINNY_NONE(...)
+MLX_CUDA_SMALL_M_KERNELS(MLX_CUDA_SKINNY, MLX_CUDA_SKINNY_NONE)
 #else
-#define MLX_CUDA_SKINNY_MORE(...) MLX_CUDA_SKINNY(__VA_ARGS__)
+MLX_CUDA_SMALL_M_KERNELS(MLX_CUDA_SKINNY, MLX_CUDA_SKINNY)
 #endif
-
-#define MLX_CUDA_SKINNY_TYPES(some, row_tiles, name, ...)          \
-  some(name##_float16_##row_tiles, __VA_ARGS__, __half, row_tiles) \
-      some(name##_bfloat16_##row_tiles, __VA_ARGS__, __nv_bfloat16, row_tiles)
-
-#define MLX_CUDA_SKINNY_FORMAT(sixteen, ...)             \
-  MLX_CUDA_SKINNY_TYPES(MLX_CUDA_SKINNY, 1, __VA_ARGS__) \
-  MLX_CUDA_SKINNY_TYPES(sixteen, 2, __VA_ARGS__)         \
-  MLX_CUDA_SKINNY_TYPES(MLX_CUDA_SKINNY_MORE, 4, __VA_ARGS__)
-
-MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY_MORE, affine2, mlx_cuda::Affine<2>)
-MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY_MORE, affine3, mlx_cuda::Affine<3>)
-MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY, affine4, mlx_cuda::Affine<4>)
-MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY_MORE, affine5, mlx_cuda::Affine<5>)
-MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY_MORE, affine6, mlx_cuda::Affine<6>)
-MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY, affine8, mlx_cuda::Affine<8>)
-MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY, mxfp4, mlx_cuda::Mxfp4)
-MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY, mxfp8, mlx_cuda::Mxfp8)
-MLX_CUDA_SKINNY_FORMAT(MLX_CUDA_SKINNY, nvfp4, mlx_cuda::Nvfp4)

@@ -5,7 +5,9 @@
 // values of a row (a chunk) and unpacks its own elements of the left operand; a warp copies its own to shared memory far ahead and
 // waits for no other. All blocks need x, so a kernel before puts it in the order that matches, part by part and as products read
 // it: 128 adjacent bytes of each row, their pieces of 16 bytes swapped. One thread of a block only has to copy it.
-#include "device/wgmma.cuh"
+#include "device/ptx.cuh"
+#include "device/types.cuh"
+#include "matmul/quantized/kernels.h"
 #include "matmul/quantized/packed_rows_sm90.cuh"
 #include "matmul/quantized/product.cuh"
 
@@ -423,25 +425,17 @@ __device__ inline void multiply(const QuantizedSm90Params& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_SM90(name, ...)                                                            \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::QuantizedSm90::kThreads, 1)        \
-      quantized_sm90_##name(const __grid_constant__ mlx_cuda::QuantizedSm90Params params) { \
-    mlx_cuda::multiply<__VA_ARGS__>(params);                                                \
+#define MLX_CUDA_SM90_ORDER(name, format)                                                 \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::QuantizedSm90::kOrderWarps * 32) \
+      name(const __grid_constant__ mlx_cuda::QuantizedSm90Params params) {                \
+    mlx_cuda::order<mlx_cuda::formats::format>(params);                                   \
+  }
+#define MLX_CUDA_SM90(name, dtype, format, rows)                                         \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::QuantizedSm90::kThreads, 1)     \
+      name(const __grid_constant__ mlx_cuda::QuantizedSm90Params params) {               \
+    mlx_cuda::multiply<mlx_cuda::formats::format, mlx_cuda::types::dtype, rows>(params); \
   }
 
-#define MLX_CUDA_SM90_DTYPE(name, T, ...)      \
-  MLX_CUDA_SM90(name##_32, __VA_ARGS__, T, 32) \
-  MLX_CUDA_SM90(name##_64, __VA_ARGS__, T, 64) \
-  MLX_CUDA_SM90(name##_128, __VA_ARGS__, T, 128)
-
-#define MLX_CUDA_SM90_FORMAT(name, ...)                                                           \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::QuantizedSm90::kOrderWarps * 32)         \
-      quantized_sm90_order_##name(const __grid_constant__ mlx_cuda::QuantizedSm90Params params) { \
-    mlx_cuda::order<__VA_ARGS__>(params);                                                         \
-  }                                                                                               \
-  MLX_CUDA_SM90_DTYPE(name##_float16, __half, __VA_ARGS__)                                        \
-  MLX_CUDA_SM90_DTYPE(name##_bfloat16, __nv_bfloat16, __VA_ARGS__)
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
-MLX_CUDA_EACH_FORMAT(MLX_CUDA_SM90_FORMAT)
+MLX_CUDA_QUANTIZED_SM90_KERNELS(MLX_CUDA_SM90_ORDER, MLX_CUDA_SM90)
 #endif

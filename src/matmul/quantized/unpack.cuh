@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/mma.cuh"
+#include "device/ptx.cuh"
 #include "device/vector.cuh"
 
 namespace mlx_cuda {
@@ -26,17 +27,18 @@ struct Nvfp4 {
   static constexpr bool kBiased = false;
 };
 
-// KERNELS(name, format) for each.
-#define MLX_CUDA_EACH_FORMAT(KERNELS)   \
-  KERNELS(affine2, mlx_cuda::Affine<2>) \
-  KERNELS(affine3, mlx_cuda::Affine<3>) \
-  KERNELS(affine4, mlx_cuda::Affine<4>) \
-  KERNELS(affine5, mlx_cuda::Affine<5>) \
-  KERNELS(affine6, mlx_cuda::Affine<6>) \
-  KERNELS(affine8, mlx_cuda::Affine<8>) \
-  KERNELS(mxfp4, mlx_cuda::Mxfp4)       \
-  KERNELS(mxfp8, mlx_cuda::Mxfp8)       \
-  KERNELS(nvfp4, mlx_cuda::Nvfp4)
+// By their names in tables of kernels.
+namespace formats {
+using affine2 = Affine<2>;
+using affine3 = Affine<3>;
+using affine4 = Affine<4>;
+using affine5 = Affine<5>;
+using affine6 = Affine<6>;
+using affine8 = Affine<8>;
+using mxfp4 = Mxfp4;
+using mxfp8 = Mxfp8;
+using nvfp4 = Nvfp4;
+}  // namespace formats
 
 // Piece j of some words that lie one after another.
 template <int Bits, int Words>
@@ -83,16 +85,6 @@ template <>
 constexpr unsigned kIntegerBase<__half> = 0x64006400u;  // 1024
 template <>
 constexpr unsigned kIntegerBase<__nv_bfloat16> = 0x43004300u;  // 128
-
-// (value & mask) | base in one instruction, which takes one of the two constants only from a register.
-template <unsigned Mask, unsigned Base>
-__device__ inline unsigned raise(unsigned value) {
-  unsigned base;
-  asm("mov.b32 %0, %1;" : "=r"(base) : "n"(Base));
-  unsigned raised;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(raised) : "r"(value), "n"(Mask), "r"(base));
-  return raised;
-}
 
 // Values 0 to 3 from bit 0 and 4 to 7 from bit 16 on; where these are too long, the last two of each apart.
 template <int Bits>
@@ -262,15 +254,6 @@ __device__ inline uint2 load_piece(const unsigned* w, long long i) {
 }
 
 // --------------------------------------------------------------------------------------------------- words through shared memory
-template <int Bytes>
-__device__ inline void copy_words(unsigned to, const void* from) {
-  if constexpr (Bytes == 16) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(Bytes) : "memory");
-  }
-}
-
 template <int Bytes>
 __device__ inline void load_words(unsigned* to, const void* from) {
   if constexpr (Bytes == 16) {

@@ -93,8 +93,8 @@ Readable readable(
   return {std::move(weights), w_distance, row_bytes, scale_distance};
 }
 
-std::string format_name(const QuantizedWeights& weights) {
-  return weights.biases ? weights.mode + std::to_string(weights.bits) : weights.mode;
+std::string format_name(const QuantizedForm& form) {
+  return form.mode == "affine" ? form.mode + std::to_string(form.bits) : form.mode;
 }
 
 void name_inputs(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder) {

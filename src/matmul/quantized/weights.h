@@ -58,7 +58,7 @@ bool scales_are_wide(const QuantizedWeights& weights);
 bool is_aligned(const mx::array& in, std::int64_t distance, int bytes);
 
 // As kernels are named after it: "affine4", "mxfp4", ...
-std::string format_name(const QuantizedWeights& weights);
+std::string format_name(const QuantizedForm& form);
 
 inline int divide_up(std::int64_t value, std::int64_t by) {
   return static_cast<int>((value + by - 1) / by);

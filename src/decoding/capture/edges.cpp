@@ -1,0 +1,91 @@
+#include "decoding/capture/edges.h"
+
+#include "runtime/device_code.h"
+#include "runtime/early.h"
+#include "runtime/status.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+namespace mlx_cuda {
+
+namespace {
+
+bool is_kernel(CUgraphNode node, bool that_begins_early) {
+  CUgraphNodeType type{};
+  MLX_CUDA_CHECK(cuGraphNodeGetType(node, &type));
+  if (type != CU_GRAPH_NODE_TYPE_KERNEL || !that_begins_early) {
+    return type == CU_GRAPH_NODE_TYPE_KERNEL;
+  }
+  CUDA_KERNEL_NODE_PARAMS params{};
+  MLX_CUDA_CHECK(cuGraphKernelNodeGetParams(node, &params));
+  return can_begin_early(params.func);
+}
+
+// The form of cuGraphAddDependencies that takes the edges' data, which drivers have from CUDA 12.3 on; null without it.
+using AddDependencies = CUresult(CUDAAPI*)(CUgraph, const CUgraphNode*, const CUgraphNode*, const CUgraphEdgeData*, std::size_t);
+AddDependencies with_data() {
+  static const auto found = [] {
+    void* address = nullptr;
+    CUdriverProcAddressQueryResult result{};
+    const CUresult status = cuGetProcAddress("cuGraphAddDependencies", &address, 12030, CU_GET_PROC_ADDRESS_DEFAULT, &result);
+    return succeeded(status) && result == CU_GET_PROC_ADDRESS_SUCCESS ? reinterpret_cast<AddDependencies>(address) : nullptr;
+  }();
+  return found;
+}
+
+// Edges without those that others imply. These would make forks of a chain, whose kernels do not begin early. Edges to a node lie
+// before those from it.
+std::vector<std::pair<CUgraphNode, CUgraphNode>> reduced(const std::vector<CUgraphNode>& from, const std::vector<CUgraphNode>& to) {
+  std::unordered_map<CUgraphNode, std::size_t> indices;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    indices.try_emplace(from[i], indices.size());
+    indices.try_emplace(to[i], indices.size());
+  }
+  using Nodes = std::vector<bool>;
+  std::vector<Nodes> before(indices.size(), Nodes(indices.size()));  // what each node comes after, not only directly
+  std::vector<std::set<std::size_t>> direct(indices.size());
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    const std::size_t first = indices.at(from[i]);
+    const std::size_t second = indices.at(to[i]);
+    std::transform(
+        before[first].begin(), before[first].end(), before[second].begin(), before[second].begin(), std::logical_or<bool>());
+    before[second][first] = true;
+    direct[second].insert(first);
+  }
+  std::vector<std::pair<CUgraphNode, CUgraphNode>> edges;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    const std::size_t first = indices.at(from[i]);
+    auto& others = direct[indices.at(to[i])];
+    const bool implied = std::any_of(others.begin(), others.end(), [&](std::size_t other) { return before[other][first]; });
+    if (!implied && std::find(edges.begin(), edges.end(), std::pair(from[i], to[i])) == edges.end()) {
+      edges.emplace_back(from[i], to[i]);
+    }
+  }
+  return edges;
+}
+
+}  // namespace
+
+void add_edges(CUgraph graph, const std::vector<CUgraphNode>& from, const std::vector<CUgraphNode>& to) {
+  for (const auto& [first, second] : reduced(from, to)) {
+    CUgraphEdgeData early{};
+    early.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+    early.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+    if (with_data() && is_hopper() && is_kernel(second, true) && is_kernel(first, false)) {
+      MLX_CUDA_CHECK(with_data()(graph, &first, &second, &early, 1));
+    } else {
+#if CUDA_VERSION >= 13000
+      MLX_CUDA_CHECK(cuGraphAddDependencies(graph, &first, &second, nullptr, 1));
+#else
+      MLX_CUDA_CHECK(cuGraphAddDependencies(graph, &first, &second, 1));
+#endif
+    }
+  }
+}
+
+}  // namespace mlx_cuda

@@ -1,0 +1,159 @@
+// One decoding step of a model as one executable graph: recorded once, then launched for each token.
+//
+// The model's own code builds the graph of a step from arrays of this class: tokens, places of the caches, and caches to which a
+// kernel appends. Recording evaluates that graph node by node on MLX's encoder, so that its kernels, or ours, become nodes of one
+// CUDA graph, which is kept together with all memory that it touches.
+#pragma once
+
+#include "all_sum/peers.h"
+#include "decoding/append/params.h"
+#include "decoding/capture/lifetimes.h"
+
+#include <cuda.h>
+#include <mlx/array.h>
+#include <mlx/stream.h>
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace mlx::core::cu {
+struct CudaBuffer;
+}
+
+namespace mlx_cuda {
+
+namespace mx = mlx::core;
+
+class Plan;
+struct EncodedGraph;
+
+class Step : public std::enable_shared_from_this<Step> {
+ public:
+  // For tokens of this shape [batch, 1] and dtype, and caches that stand at so many different places. `pages`: all are in pages of
+  // so many rows, and a sequence has so many of them at most.
+  struct Pages {
+    int size;
+    int columns;
+  };
+  Step(mx::Shape tokens, mx::Dtype dtype, int places, std::optional<Pages> pages, const mx::Stream& stream);
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+  ~Step();
+
+  // Arrays that have a value only where a recorded step runs: evaluating them elsewhere is an error.
+  mx::array tokens();            // [batch, 1]
+  mx::array offset(int place);   // int32 []
+  mx::array row(int place);      // int32 []
+  mx::array offsets(int place);  // int32 [batch], of each sequence
+  mx::array lengths(int place);  // int32 [batch]
+  mx::array starts(int place);   // int32 [batch]: rows before are not there
+  mx::array table(int place);    // int32 [batch, columns]: the pages of each sequence
+  // What an array holds that `finish` may write to.
+  mx::array content(const mx::array& memory);
+
+  // The caches, [batch or pages, heads, capacity, dim], with a token's keys and values at their place. They are written where they
+  // lie.
+  std::vector<mx::array> append(
+      const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place);
+
+  // The same of a quantised cache (append.h).
+  std::vector<mx::array> append_quantized(
+      const mx::array& keys, const mx::array& values, const std::vector<mx::array>& memory, int group, int bits, int place);
+
+  // The result, after which the first arrays have been copied to the others, where the next step finds them.
+  mx::array finish(const mx::array& result, const std::vector<mx::array>& from, const std::vector<mx::array>& to);
+
+  // What each sequence has beyond the offset, and the start, of its place, from now on: int32 [places, 2, batch], zeros at first;
+  // and the pages that it is in, int32 [places, batch, columns], where it is in pages.
+  void set_sequences(const mx::array& sequences, const std::optional<mx::array>& table);
+
+  // Records what leads to this array, and runs it once for these tokens and places; other processes do not notice. A CaptureError
+  // where it cannot be captured (capture_error.h).
+  void record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places);
+
+  // The result for others, begun at once. `stream` may be another than the one it was recorded on, unless it has sums. In pages
+  // there may be fewer tokens than the batch has, whose rows of the result are then garbage.
+  mx::array replay(const mx::array& tokens, const std::vector<Place>& places, const mx::Stream& stream);
+
+  // Copies so many first rows, or everything, into caches (row-contiguous, [batch, heads, rows, dim] of those with rows), and gives
+  // arrays of that memory to whoever is to have it from now on. The caller keeps `caches`.
+  std::vector<mx::array> fill(
+      std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches);
+  // Zeros in all rows but so many first ones of the arrays that `fill` gave: others may have had this memory, and whoever has it
+  // now may read or save all of it.
+  void clear(const std::vector<std::optional<int>>& rows);
+  // Whether these are the arrays that `fill` gave, in their order, and nobody else has got hold of their memory.
+  bool owns(const std::vector<const mx::array*>& caches);
+  // Whether nobody has them any more.
+  bool free();
+  // Whether somebody still has an array of the captured graph, besides its result.
+  bool has_arrays_left() const {
+    return made_.any_left();
+  }
+  // Whether MLX has put a weight or a cache elsewhere since it was recorded, as it does where the host reads one.
+  bool moved() const;
+
+  // Whether it has sums over GPUs, whose memory is of the stream that it was recorded on; and has these leave the others alone.
+  bool has_sums() const {
+    return !peers_.empty();
+  }
+  void leave_alone(bool alone) const;
+
+  std::size_t nodes() const {
+    return nodes_;
+  }
+  // How many of which primitives were recorded.
+  const std::map<std::string, int>& primitives() const {
+    return primitives_;
+  }
+
+ private:
+  // Where appends go to: pages and rows, int32 [2, batch].
+  mx::array where(int place) const;
+
+  friend class Placed;
+  friend class Replay;
+
+  void destroy();
+  void capture(Plan& plan, const mx::array& tokens, const std::vector<Place>& places);
+  void encode(const Plan& plan);
+  void make_executable(EncodedGraph encoded);
+  void copy_in(std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches);
+  mx::array placed(const mx::array& value);
+  void begin(const mx::array& tokens, const std::vector<Place>& places, CUstream queue) const;
+  bool settled(long uses);
+  void launch(const mx::array& tokens, const std::vector<Place>& places, mx::array& out, const mx::Stream& stream);
+  void hold(const mx::array& array);
+
+  const mx::Stream stream_;
+  mx::array tokens_;  // where kernels read them
+  mx::array places_;
+  mx::array sequences_;
+  std::optional<Pages> pages_;
+  std::optional<mx::array> table_{};       // where kernels read it
+  std::optional<mx::array> next_table_{};  // what is put there
+  int count_;
+  bool recording_ = false;
+  std::vector<mx::array> written_{};  // by what `finish` gave
+  std::vector<mx::array> shared_{};
+  std::vector<mx::array> result_{};  // one, once it is recorded
+  std::vector<mx::array> last_{};    // what was begun last: whoever reads a cache waits for it
+  std::unordered_set<std::shared_ptr<mx::array::Data>> memory_{};
+  std::vector<std::pair<const mx::cu::CudaBuffer*, const void*>> recorded_at_{};  // what others hold too, and may have moved
+  Lifetimes made_{};                                                              // of the arrays of the captured graph
+  bool launched_ = false;  // the last replay's graph, whatever failed after it
+  std::set<std::shared_ptr<const Peers>> peers_{};
+  std::map<std::string, int> primitives_{};
+  std::size_t nodes_ = 0;
+  CUcontext context_ = nullptr;
+  CUgraphExec executable_ = nullptr;
+};
+
+}  // namespace mlx_cuda

@@ -1,0 +1,26 @@
+// Ways through a plan, past primitives that only give an array another shape.
+#pragma once
+
+#include "decoding/graph/plan.h"
+
+#include <cstddef>
+#include <optional>
+
+namespace mlx_cuda {
+
+// The array whose elements, in their order, this one has.
+mx::array source_of(const Plan& plan, const mx::array& of);
+
+// The one that reads an array, or that reads the only other shape of it; null where it is not the only one.
+const Item* reader_of(const Plan& plan, const mx::array& of);
+
+// How often primitives read an array, whatever its shape; the result of the plan is read besides.
+std::size_t reads_of(const Plan& plan, const mx::array& of);
+
+// The primitive that gives an array, if it has this name.
+const Item* given_by(const Plan& plan, const mx::array& of, const char* name);
+
+// What an addition adds to an array of the same shape and type; none where the primitive is something else.
+std::optional<mx::array> added_to(const Plan& plan, const Item& addition, const mx::array& of);
+
+}  // namespace mlx_cuda

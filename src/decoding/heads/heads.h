@@ -1,0 +1,61 @@
+// A token's queries, keys and values between their projections and attention: norms by head, rotation and the append.
+#pragma once
+
+#include "decoding/append/append.h"
+#include "decoding/graph/plan.h"
+#include "decoding/heads/params.h"
+#include "runtime/node.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace mlx_cuda {
+
+// Heads as they come out of a projection [batch, heads, dim], and what is done to each.
+struct Heads {
+  mx::array rows;
+  mx::array out;
+  int count;
+  std::optional<mx::array> norm{};
+  float eps = 0;
+};
+
+// The same rotation of queries and keys.
+struct Rotation {
+  int dims;
+  bool traditional;
+  float base;
+  float scale;
+  mx::array offset;
+  std::optional<mx::array> freqs{};
+};
+
+struct HeadsCall {
+  Heads queries;
+  Heads keys;
+  mx::array values;
+  Rotation rotation;
+  std::vector<mx::array> caches;    // of keys and values, [pages, heads, capacity, dim], or their parts (append.h), and
+  std::vector<mx::array> appended;  // with the token
+  mx::array where;                  // int32 [2, batch]: pages and rows
+  const Item* attention;            // that reads both
+  std::optional<QuantizedAppendForm> form{};
+
+  std::vector<mx::array> inputs() const;
+  std::string name() const;
+};
+
+// What is done before attention with an append's keys and values, if it is that and no more.
+std::optional<HeadsCall> heads_call(const Plan& plan, const Item& append);
+
+// Such a call in one kernel.
+Item heads_item(const HeadsCall& call);
+
+// The parameters of a call whose rows are contiguous, all but `queries`. Gives the appended caches their memory, where they are not
+// quantised.
+HeadsParams heads_params(HeadsCall& call, KernelNode& node);
+void make_contiguous(HeadsCall& call, const mx::Stream& stream);
+
+}  // namespace mlx_cuda

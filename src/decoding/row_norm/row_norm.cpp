@@ -1,0 +1,82 @@
+#include "decoding/row_norm/row_norm.h"
+
+#include "decoding/graph/views.h"
+#include "decoding/row_norm/params.h"
+#include "runtime/device_code.h"
+#include "runtime/early.h"
+#include "runtime/kernel_table.h"
+#include "runtime/memory.h"
+#include "runtime/node.h"
+
+#include <mlx/fast_primitives.h>
+
+#include <string>
+
+namespace mlx_cuda {
+
+namespace {
+
+constexpr auto kKernels = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_ROW_NORM_KERNELS(MLX_CUDA_KERNEL_ROW)});
+
+// The one number that a product multiplies an array by.
+std::optional<mx::array> factor_of(const Plan& plan, const Item& product, const mx::array& of) {
+  if (product.name != "Multiply" || product.outputs[0].shape() != of.shape()) {
+    return std::nullopt;
+  }
+  const mx::array& other = product.inputs[product.inputs[0].id() == of.id() ? 1 : 0];
+  const bool is_one = !plan.giver(other) && other.data_size() == 1 && other.dtype() == of.dtype();
+  return is_one ? std::optional(other) : std::nullopt;
+}
+
+}  // namespace
+
+std::optional<Item> row_norm_item(const Plan& plan, const Item& norm) {
+  constexpr int piece = RowNormParams::kPiece;
+  const mx::array& normed = norm.outputs[0];
+  const mx::array& x = norm.inputs[0];
+  const int inner = normed.shape(-1);
+  if (!is_half(x.dtype()) || normed.dtype() != x.dtype() || inner % piece != 0 || inner > piece * RowNormParams::kMostThreads) {
+    return std::nullopt;
+  }
+  std::optional<mx::array> weight;  // MLX has the number 1 where there is none
+  if (norm.inputs[1].ndim() > 0) {
+    weight = norm.inputs[1];
+    if (weight->dtype() != x.dtype() || weight->ndim() != 1 || weight->shape(0) != inner || plan.giver(*weight) ||
+        !weight->flags().row_contiguous || !on_16_bytes(*weight)) {
+      return std::nullopt;
+    }
+  }
+  const Item* reader = reader_of(plan, normed);
+  const auto other = reader ? added_to(plan, *reader, normed) : std::nullopt;
+  const auto scale = reader ? factor_of(plan, *reader, normed) : std::nullopt;
+  if (!other && !scale) {
+    return std::nullopt;
+  }
+  const float eps = static_cast<const mx::fast::RMSNorm&>(normed.primitive()).state().second;
+  std::vector<mx::array> inputs{x};
+  if (other) {
+    inputs.push_back(*other);
+  }
+  const std::string name = other ? "norm + add" : "norm x scale";
+  return Item{name, inputs, reader->outputs, [=, out = reader->outputs[0]](const mx::Stream& stream) mutable {
+                auto& encoder = mx::cu::get_command_encoder(stream);
+                const mx::array given = contiguous_on_16_bytes(x, encoder, stream);
+                const auto residual = other ? std::optional(contiguous_on_16_bytes(*other, encoder, stream)) : std::nullopt;
+                allocate(out, stream);
+                RowNormParams params{};
+                KernelNode node(encoder);
+                params.x = node.reads(given);
+                params.norm = node.reads(weight);
+                params.scale = node.reads(scale);
+                params.added = node.reads(residual);
+                params.out = node.writes(out);
+                params.inner = inner;
+                params.eps = eps;
+                static KernelModule kernels("row_norm");
+                CUfunction kernel = kernels.function(kernel_for(kKernels, type_name(out.dtype())));
+                begins_early(kernel);
+                node.launch(kernel, dim3(out.size() / inner), ceil_div(inner / piece, 32) * 32, 0, params);
+              }};
+}
+
+}  // namespace mlx_cuda

@@ -1,0 +1,485 @@
+// Few rows of x times several matrices, x normalised on the way and the sums added, or gated, at the end: what a transformer's
+// block does between its attentions. The time is that of reading w. So each warp copies its part of w through a ring of its own in
+// shared memory, which it fills before x is waited for; and a block takes half of a multiprocessor, so that the next product's
+// blocks are there too, and fill theirs, while this one's compute.
+#pragma once
+
+#include "device/ptx.cuh"
+#include "device/reduce.cuh"
+#include "matmul/gemv/operands.cuh"
+
+namespace mlx_cuda {
+
+extern __shared__ uint4 row_memory[];
+
+// Half a tile: up to 8 rows of one part.
+struct alignas(16) GemvHalf {
+  const char* w;
+  int rows;     // that there are
+  int first;    // row of the part
+  char* out;    // of the first row
+  int columns;  // of the part
+  int part;
+};
+static_assert(sizeof(GemvHalf) == GemvParams::kHalfBytes);
+
+// Experts: there may be some. Which matrices are read is known only when the kernels before this one have ended then.
+template <typename Operands, bool Experts>
+class GemvKernel {
+  using T = typename Operands::T;
+  using Params = GemvParams;
+  static constexpr int kTileRows = Params::kTileRows;
+  static constexpr int kHalfRows = Params::kHalfRows;
+  static constexpr int kStages = Params::kStages;
+  static constexpr int kBeforeX = Experts                    ? kStages
+                                  : Operands::kForm.packed() ? 1
+                                                             : kStages - 1;  // stages of w that are asked for before x
+  static constexpr int kBits = Operands::kForm.bits;
+  // Copies of w: lanes for a row, which have 16 bytes each, and rows at once.
+  static constexpr int kUnitBytes = Operands::kForm.unit_bytes();
+  static constexpr int kLanes = kUnitBytes <= 64 ? 4 : kUnitBytes <= 128 ? 8 : 16;
+  static constexpr int kAtOnce = 32 / kLanes;
+  static constexpr int kStageBytes = kTileRows * Operands::kForm.ring_bytes();
+
+ public:
+  __device__ explicit GemvKernel(const Params& p)
+      : p_(p),
+        warp_(threadIdx.x / 32),
+        warps_(blockDim.x / 32),
+        lane_(threadIdx.x % 32),
+        form_(Operands::form(p)),
+        units_(p.units(form_)),
+        turn_units_(p.turn_units(form_)),
+        row_bytes_(p.inner / 8 * kBits),
+        row_scale_bytes_(form_.scale_bytes(p.inner)),
+        scales_distance_(p.scales_distance(form_)),
+        gated_(is_gated(p.epilogue)),
+        ring_at_(static_cast<unsigned>(__cvta_generic_to_shared(ring())) + ring_place<kBits>(lane_ / kLanes, lane_ % kLanes)) {}
+
+  __device__ void run() {
+    launch_dependents();
+    if (Experts && p_.experts) {
+      wait_for_grids();
+      expert_ = lane_ < p_.chosen ? static_cast<int>(__ldcg(p_.experts + lane_)) : 0;
+    }
+    find_halves();
+    __syncthreads();
+    copied_ = {0, warp_ - warps_};
+    advance(copied_);
+    Place place = copied_;
+    copy(0);
+    if constexpr (Operands::kForm.packed()) {
+      if (row_scale_bytes_ % 8 == 0) {
+        copy_scales<8>();
+      } else {
+        copy_scales<4>();
+      }
+    }
+    commit_copies();
+#pragma unroll 1
+    for (int i = 1; i < kBeforeX; ++i) {
+      copy(i);
+      commit_copies();
+    }
+    clear_sums();
+    wait_for_grids();
+    Operands operands(p_, {x(), zeros(), groups()});
+    stage(operands);
+    const T added = added_to(result_of(threadIdx.x / kTileRows));
+    const int group = lane_ / 4;
+    operands.find_columns(group, lane_ % 4);
+    const int to_biases = p_.tiles * kTileRows * scales_distance_;
+    int stage = 0;
+#pragma unroll 1
+    while (place.tile < tiles_) {
+      wait_copies<kStages - 1>();
+      __syncwarp();  // what others copied is there
+      const unsigned char* w = ring() + stage * kStageBytes;
+      const unsigned char* unit_scales =
+          scales() + (place.tile * kTileRows + group) * scales_distance_ + place.unit * form_.scale_bytes(form_.unit_values());
+      if (halves()[place.tile * 2 + 1].rows > 0) {
+        operands.template multiply<true>(w, unit_scales, to_biases, place.unit);
+      } else {
+        operands.template multiply<false>(w, unit_scales, to_biases, place.unit);
+      }
+      __syncwarp();  // nobody reads it any more
+      copy(stage);
+      commit_copies();
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+      const int tile = place.tile;
+      advance(place);
+      if (place.tile != tile) {
+        float* to = sums() + (tile * p_.rows * kTileRows + group) * Params::kMostWarps + warp_;
+        operands.give([&](int half, int row, float value) {
+          if (row < p_.rows) {
+            to[(row * kTileRows + half * kHalfRows) * Params::kMostWarps] = value;
+          }
+        });
+      }
+    }
+    __syncthreads();
+    finish(added);
+  }
+
+ private:
+  struct Place {
+    int tile;
+    int unit;
+  };
+  __device__ void advance(Place& place) const {
+    place.unit += warps_;
+    while (place.unit >= units_) {
+      place.unit -= units_;
+      ++place.tile;
+    }
+  }
+
+  // Which rows of w this block's halves of tiles are, and how many there are.
+  __device__ void find_halves() {
+    const int begin = blockIdx.x * p_.block_rows;
+    const int end = min(begin + p_.block_rows, p_.row_limit);
+    const int index = threadIdx.x;
+    GemvHalf half{static_cast<const char*>(p_.part[0].w)};
+    int count = 0;
+#pragma unroll
+    for (int part = 0; part < Params::kMostParts; ++part) {
+      const int base = gated_ ? 0 : p_.part[part].first;
+      const int first = max(begin, base);
+      const int last = min(end, base + p_.part[part].columns);
+      if (part >= p_.parts || first >= last) {
+        continue;
+      }
+      const int halves = (last - first + kHalfRows - 1) / kHalfRows;
+      const int of_part = gated_ ? index / 2 : index - count;
+      if (gated_ ? index % 2 == part && of_part < halves : index >= count && of_part < halves) {
+        const int row = first + of_part * kHalfRows;
+        half.rows = min(last - row, kHalfRows);
+        half.part = part;
+        half.first = row - base;
+        half.columns = p_.part[part].columns;
+        half.out = static_cast<char*>(p_.part[gated_ ? 0 : part].out) + half.first * sizeof(T);
+        if (Experts && p_.experts && p_.turns == 1) {
+          half.first =
+              static_cast<int>(__ldcg(p_.experts + half.first / p_.expert_rows)) * p_.expert_rows + half.first % p_.expert_rows;
+        }
+        half.w = static_cast<const char*>(p_.part[part].w) + static_cast<long long>(half.first) * row_bytes_;
+      }
+      count += halves;
+    }
+    if (index < 2 * p_.tiles) {
+      halves()[index] = half;
+    }
+    tiles_ = (count + 1) / 2;
+  }
+
+  // ------------------------------------------------------------------------------------------------------------------ shared
+  __device__ unsigned char* ring() const {  // of this warp
+    return reinterpret_cast<unsigned char*>(row_memory) + warp_ * Params::warp_bytes(form_);
+  }
+  __device__ GemvHalf* halves() const {
+    return reinterpret_cast<GemvHalf*>(reinterpret_cast<unsigned char*>(row_memory) + warps_ * Params::warp_bytes(form_));
+  }
+  __device__ unsigned char* zeros() const {
+    return reinterpret_cast<unsigned char*>(halves() + 2 * p_.tiles);
+  }
+  __device__ unsigned char* x() const {
+    return zeros() + Params::kZeroBytes;
+  }
+  __device__ float2* groups() const {  // [span][row][group]
+    return reinterpret_cast<float2*>(x() + p_.rows * p_.x_distance(form_));
+  }
+  __device__ float* squares() const {  // [row][warp]
+    return reinterpret_cast<float*>(groups()) + p_.groups_bytes(form_) / 4;
+  }
+  __device__ float* factors() const {  // [row]
+    return squares() + p_.rows * Params::kMostWarps;
+  }
+  __device__ unsigned char* scales() const {  // [tile][tile row], and biases likewise
+    return reinterpret_cast<unsigned char*>(factors() + p_.rows * 4);
+  }
+  __device__ float* sums() const {  // [tile][row][tile row][warp]
+    return reinterpret_cast<float*>(scales() + p_.scales_bytes(form_));
+  }
+
+  // ------------------------------------------------------------------------------------------------------------------ copies
+  // The next unit to a stage of the ring, if there is one. A thread copies the same 16 bytes of every so many rows.
+  __device__ void copy(int stage) {
+    if (copied_.tile < tiles_) {
+      const GemvHalf* two = halves() + copied_.tile * 2;
+      const char* w[2] = {two[0].w, two[1].w};
+      const int rows[2] = {two[0].rows, two[1].rows};
+      int unit = copied_.unit;
+      if (Experts && p_.turns > 1) {
+        const long long matrix =
+            static_cast<long long>(__shfl_sync(~0u, expert_, unit / turn_units_)) * p_.expert_rows * row_bytes_;
+        unit %= turn_units_;
+        w[0] += matrix;
+        w[1] += matrix;
+      }
+      const int at = unit * kUnitBytes + lane_ % kLanes * 16;
+      const bool inside = at < row_bytes_;
+      const int row = lane_ / kLanes;
+      const unsigned to = ring_at_ + stage * kStageBytes;
+      if (kUnitBytes == kLanes * 16 || lane_ % kLanes < kUnitBytes / 16) {
+#pragma unroll
+        for (int first = 0; first < kTileRows; first += kAtOnce) {
+          const int in_half = row + first % kHalfRows;
+          const bool there = inside && in_half < rows[first / kHalfRows];
+          copy_async<16>(
+              to + first * Operands::kForm.ring_bytes(), w[first / kHalfRows] + (there ? in_half * row_bytes_ + at : 0), there);
+        }
+      }
+      advance(copied_);
+    }
+  }
+  // A warp for each row.
+  template <int Bytes>
+  __device__ void copy_scales() const {
+    const int all = tiles_ * kTileRows;
+    const int turn_bytes = form_.scale_bytes(turn_units_ * form_.unit_values());
+    const int pieces = p_.turns * turn_bytes / Bytes;  // of a row, zeros among them
+    const auto base = static_cast<unsigned>(__cvta_generic_to_shared(scales()));
+#pragma unroll 1
+    for (int row = warp_; row < all; row += warps_) {
+      const GemvHalf& half = halves()[row / kHalfRows];
+      const GemvPart& part = p_.part[half.part];
+      const long long from = static_cast<long long>(half.first + row % kHalfRows) * row_scale_bytes_;
+      const bool any = row % kHalfRows < half.rows;
+      const unsigned to = base + row * scales_distance_;
+#pragma unroll 1
+      for (int piece = lane_; piece < pieces; piece += 32) {
+        const int put = piece * Bytes;
+        int at = put;
+        long long matrix = 0;
+        if (Experts && p_.turns > 1) {
+          matrix = static_cast<long long>(__ldcg(p_.experts + at / turn_bytes)) * p_.expert_rows * row_scale_bytes_;
+          at %= turn_bytes;
+        }
+        const bool there = any && at < row_scale_bytes_;
+        const long long offset = there ? matrix + from + at : 0;
+        copy_async<Bytes>(to + put, static_cast<const char*>(part.scales) + offset, there);
+        if constexpr (!Operands::kForm.floats) {
+          copy_async<Bytes>(
+              to + p_.tiles * kTileRows * scales_distance_ + put, static_cast<const char*>(part.biases) + offset, there);
+        }
+      }
+    }
+  }
+
+  __device__ void clear_sums() const {
+    auto* const all = reinterpret_cast<float4*>(sums());
+    for (int i = threadIdx.x; i < p_.sums_bytes() / 16; i += blockDim.x) {
+      all[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+  }
+
+  __device__ void copy_from(int& stage) {
+#pragma unroll 1
+    for (; stage < kStages; ++stage) {
+      copy(stage);
+      commit_copies();
+    }
+  }
+
+  // x where products read it. Whole warps have adjacent pieces of 8 values, and ask for several before they use one. The last
+  // stages of w are asked for after them, so that x does not come behind all of w.
+  __device__ void stage(const Operands& operands) {
+    constexpr int at_once = 4;
+    int copies = kBeforeX;
+    if (threadIdx.x < Params::kZeroBytes / 4) {
+      reinterpret_cast<unsigned*>(zeros())[threadIdx.x] = 0;
+    }
+    const int there = p_.inner / 8;
+    const unsigned one = pack(1.0f, 1.0f, T{});
+    const uint4 ones = make_uint4(one, one, one, one);
+    const int pieces = units_ * (form_.unit_values() / 8);  // zeros among them
+#pragma unroll 1
+    for (int row = 0; row < p_.rows; ++row) {
+      const auto* from = reinterpret_cast<const uint4*>(static_cast<const T*>(p_.x) + static_cast<long long>(row) * p_.inner);
+      float factor = 1.0f;
+      if (Operands::kSizeFirst && p_.norm) {
+        float sum = 0.0f;
+        for (int piece = threadIdx.x; piece < there; piece += blockDim.x) {
+          add_squares(sum, __ldcg(from + piece));
+        }
+        put_squares(row, sum);
+        __syncthreads();
+        factor = factor_of(row);
+      }
+      float all = 0.0f;
+#pragma unroll 1
+      for (int first = threadIdx.x; first - lane_ < pieces; first += at_once * blockDim.x) {
+        uint4 values[at_once];
+        uint4 norms[at_once];
+        float factors[at_once];
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+          int piece = first + i * blockDim.x;
+          values[i] = make_uint4(0, 0, 0, 0);
+          norms[i] = Experts && !p_.norm ? ones : values[i];
+          factors[i] = factor;
+          if (Experts && p_.turns > 1) {
+            const int turn_pieces = turn_units_ * (form_.unit_values() / 8);
+            const int turn = piece / turn_pieces;
+            piece %= turn_pieces;
+            if (turn < p_.turns && piece < there) {
+              values[i] = __ldcg(from + turn * there + piece);
+              factors[i] = to_float(static_cast<const T*>(p_.factors)[turn]);
+            }
+          } else if (piece < there) {
+            values[i] = __ldcg(from + piece);
+            if (p_.norm) {
+              norms[i] = __ldg(static_cast<const uint4*>(p_.norm) + piece);
+            }
+          }
+        }
+        copy_from(copies);
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+          const int piece = first + i * blockDim.x;
+          if (piece - lane_ >= pieces) {
+            break;  // all of the warp
+          }
+          add_squares(all, values[i]);
+          operands.put(row, piece, piece < pieces, values[i], p_.norm || (Experts && p_.factors), norms[i], factors[i]);
+        }
+      }
+      if (!Operands::kSizeFirst && p_.norm) {
+        put_squares(row, all);
+      }
+    }
+    copy_from(copies);
+    wait_copies<kStages - 1>();  // for the scales
+    __syncthreads();
+    if (!Operands::kSizeFirst && p_.norm && threadIdx.x < p_.rows) {
+      factors()[threadIdx.x] = factor_of(threadIdx.x);
+    }
+  }
+
+  static __device__ void add_squares(float& to, const uint4& v) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 two = unpack(word(v, j), T{});
+      to = fmaf(two.x, two.x, fmaf(two.y, two.y, to));
+    }
+  }
+
+  // By whole warps.
+  __device__ void put_squares(int row, float sum) const {
+    sum = warp_sum(sum);
+    if (lane_ == 0) {
+      squares()[row * Params::kMostWarps + warp_] = sum;
+    }
+    if (threadIdx.x < Params::kMostWarps - warps_) {
+      squares()[row * Params::kMostWarps + warps_ + threadIdx.x] = 0.0f;
+    }
+  }
+
+  __device__ float factor_of(int row) const {
+    return rsqrtf(sum_of_warps(squares() + row * Params::kMostWarps) / static_cast<float>(p_.inner) + p_.eps);
+  }
+
+  // Those of warps that a block does not have are zero.
+  static __device__ float sum_of_warps(const float* of) {
+    float all = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Params::kMostWarps / 4; ++i) {
+      const float4 four = reinterpret_cast<const float4*>(of)[i];
+      all += (four.x + four.y) + (four.z + four.w);
+    }
+    return all;
+  }
+
+  // ------------------------------------------------------------------------------------------------------------------- results
+  __device__ float sum(int tile, int tile_row, int row) const {
+    const float all = sum_of_warps(sums() + ((tile * p_.rows + row) * kTileRows + tile_row) * Params::kMostWarps);
+    return p_.norm && !Operands::kSizeFirst ? all * factors()[row] : all;
+  }
+
+  // A thread for each result: those of a tile, then another, then other rows of x.
+  struct Result {
+    int tile;
+    int row;
+    long long at;
+    T* out;  // null: none
+  };
+  __device__ Result result_of(int index) const {
+    Result result{index, 0, 0, nullptr};
+    while (result.tile >= tiles_) {
+      result.tile -= tiles_;
+      ++result.row;
+    }
+    const int tile_row = threadIdx.x % kTileRows;
+    const GemvHalf& half = halves()[result.tile * 2 + tile_row / kHalfRows];
+    if (result.row < p_.rows && tile_row % kHalfRows < half.rows && !(gated_ && half.part == 1)) {
+      result.at = static_cast<long long>(result.row) * half.columns + tile_row % kHalfRows;
+      result.out = reinterpret_cast<T*>(half.out) + result.at;
+      result.at += half.first;
+    }
+    return result;
+  }
+  __device__ T added_to(const Result& result) const {
+    return p_.epilogue == GemvEpilogue::add && result.out ? static_cast<const T*>(p_.added)[result.at] : T{};
+  }
+
+  // What gates: x times the logistic function of x, or of what tanh is asked for in gelu's approximation; or gelu itself.
+  __device__ float activated(float x) const {
+    if (p_.epilogue == GemvEpilogue::geglu) {
+      return 0.5f * x * (1.0f + erff(x * 0.7071067812f));
+    }
+    const float of = p_.epilogue == GemvEpilogue::swiglu ? x : 1.5957691216f * fmaf(0.044715f * x * x, x, x);
+    return __fdividef(x, 1.0f + __expf(-of));
+  }
+
+  // `added`: to the first of this thread's results, which has been asked for long ago.
+  __device__ void finish(T added) const {
+    const int tile_row = threadIdx.x % kTileRows;
+#pragma unroll 1
+    for (int index = threadIdx.x / kTileRows; index < tiles_ * p_.rows;) {
+      const Result result = result_of(index);
+      if (result.out) {
+        float value = sum(result.tile, tile_row, result.row);
+        if (gated_) {
+          value = activated(value) * sum(result.tile, tile_row + kHalfRows, result.row);
+        } else if (p_.epilogue == GemvEpilogue::add) {
+          value = to_float(from_float<T>(value)) + to_float(added);
+        }
+        *result.out = from_float<T>(value);
+      }
+      index += blockDim.x / kTileRows;
+      if (index < tiles_ * p_.rows) {
+        added = added_to(result_of(index));
+      }
+    }
+  }
+
+  const Params& p_;
+  const int warp_;
+  const int warps_;
+  const int lane_;
+  const GemvForm form_;
+  const int units_;       // of a tile, and
+  const int turn_units_;  // of one expert's part of it
+  const int row_bytes_;
+  const int row_scale_bytes_;
+  const int scales_distance_;
+  const bool gated_;
+  int tiles_;
+  int expert_;              // the lane's
+  const unsigned ring_at_;  // where a thread copies to
+  Place copied_;            // the next unit that is copied
+};
+
+}  // namespace mlx_cuda
+
+#if __CUDA_ARCH__ >= 800
+#define MLX_CUDA_GEMV_BODY(...) mlx_cuda::GemvKernel<__VA_ARGS__>(params).run();
+#else
+#define MLX_CUDA_GEMV_BODY(...) __trap();  // never launched: tensor cores have bfloat16 and cp.async from sm_80 on
+#endif
+
+#define MLX_CUDA_GEMV(name, ...)                                                         \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::GemvParams::kMostWarps * 32, 2) \
+      name(const __grid_constant__ mlx_cuda::GemvParams params) {                        \
+    MLX_CUDA_GEMV_BODY(__VA_ARGS__)                                                      \
+  }

@@ -1,0 +1,64 @@
+// Products of a step's few rows, several in one kernel with what comes before and after them.
+#pragma once
+
+#include "matmul/gemv/params.h"
+#include "matmul/quantized/weights.h"
+
+#include <mlx/array.h>
+#include <mlx/stream.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace mlx_cuda {
+
+namespace mx = mlx::core;
+
+// x @ w^T by a primitive, as the kernel takes it.
+struct OneGemv {
+  mx::array x;
+  mx::array out;
+  mx::array w;  // [columns, inner], or packed
+  std::optional<QuantizedForm> form{};
+  std::optional<mx::array> scales{};
+  std::optional<mx::array> biases{};
+  int columns = 0;
+  int inner = 0;
+  std::optional<mx::array> chosen{};  // of experts, whose matrices w [experts, columns, inner] has: uint32 [count]
+
+  // How many products of one row and one matrix it is; experts may all have the same row.
+  int count() const {
+    return chosen ? static_cast<int>(chosen->size()) : 1;
+  }
+  bool each_its_row() const {
+    return chosen && x.size() != static_cast<std::size_t>(inner);
+  }
+  bool same_kind(const OneGemv& other) const {
+    return form == other.form && inner == other.inner && out.dtype() == other.out.dtype() && !chosen == !other.chosen &&
+           (!chosen || (chosen->id() == other.chosen->id() && columns == other.columns));
+  }
+};
+
+// That of the primitive that gives `out`; none where the kernel does not take it.
+std::optional<OneGemv> gemv_of(const mx::array& out);
+
+// What the kernel is to compute, with arrays in place of addresses.
+struct GemvCall {
+  mx::array x;  // [rows, inner], before the norm
+  std::optional<mx::array> norm{};
+  float eps = 0;
+  std::vector<OneGemv> parts;
+  GemvEpilogue epilogue = GemvEpilogue::none;
+  std::optional<mx::array> added{};
+  std::optional<mx::array> factors{};  // of experts with a row each: what their products are multiplied by before they are summed
+  std::vector<mx::array> outputs;      // of the parts, or the one of the epilogue
+
+  std::vector<mx::array> inputs() const;
+  std::string name() const;
+};
+
+// Adds the kernel to the stream's encoder.
+void launch(const GemvCall& call, const mx::Stream& stream);
+
+}  // namespace mlx_cuda

@@ -1,0 +1,9 @@
+// The same for weights that are unpacked to 16-bit numbers first, of experts or not.
+#include "device/types.cuh"
+#include "matmul/gemv/gemv.cuh"
+#include "matmul/gemv/kernels.h"
+#include "matmul/gemv/unpacked_rows.cuh"
+
+#define MLX_CUDA_GEMV_UNPACKED(name, dtype, format) \
+  MLX_CUDA_GEMV(name, mlx_cuda::UnpackedRows<mlx_cuda::types::dtype, mlx_cuda::formats::format>, true)
+MLX_CUDA_GEMV_UNPACKED_KERNELS(MLX_CUDA_GEMV_UNPACKED)

@@ -1,0 +1,155 @@
+// How the products of a step's few rows are called, and how they divide their work.
+#pragma once
+
+namespace mlx_cuda {
+
+// What becomes of the sums.
+enum class GemvEpilogue : int {
+  none,
+  add,         // plus another array
+  swiglu,      // silu of the first part times the second
+  geglu,       // gelu likewise
+  geglu_tanh,  // its approximation
+};
+constexpr bool is_gated(GemvEpilogue epilogue) {
+  return epilogue >= GemvEpilogue::swiglu;
+}
+
+// How w lies in memory, and what follows of it.
+struct GemvForm {
+  int bits = 16;
+  int group_shift = 5;  // log2 of the values that share a scale
+  bool floats = false;  // packed floats: their scales are bytes, and there are no biases
+
+  constexpr bool packed() const {
+    return bits < 16;
+  }
+  // Whether products take packed values as integers (operands.cuh), and not as 16-bit numbers (unpacked_rows.cuh).
+  constexpr bool integers() const {
+    return !floats && (bits == 4 || bits == 8);
+  }
+  // A unit of work has so many adjacent values of each row: 128 bytes, or those of 256 values.
+  constexpr int unit_values() const {
+    return bits < 8 ? 256 : 1024 / bits;
+  }
+  constexpr int unit_bytes() const {
+    return unit_values() / 8 * bits;
+  }
+  // From row to row of a unit in shared memory: threads that read a span of all rows find them in different banks.
+  constexpr int ring_bytes() const {
+    return unit_bytes() + (bits % 2 != 0 ? 16 : bits % 4 != 0 ? 32 : 0);
+  }
+  // A row's values that four threads read at once.
+  constexpr int span_values() const {
+    return unit_values() / 2;
+  }
+  // The parts of a span that have a scale each: as integers, a row of x has two columns for each of them.
+  constexpr int scales_of_span() const {
+    return packed() && span_values() >> group_shift > 1 ? span_values() >> group_shift : 1;
+  }
+  constexpr int scale_bytes() const {
+    return !packed() ? 0 : floats ? 1 : 2;
+  }
+  // The scales of so many values of a row.
+  constexpr int scale_bytes(int values) const {
+    return (values >> group_shift) * scale_bytes();
+  }
+  // Of x: more take longer than MLX's and our other kernels, because each block makes all of x ready. Of integers, there are 8
+  // columns.
+  constexpr int most_rows() const {
+    return !packed() ? 4 : (integers() && scales_of_span() > 2) || bits == 6 ? 1 : 2;
+  }
+};
+
+// One matrix of several that the same rows are multiplied by.
+struct GemvPart {
+  const void* w;       // [columns, inner], 16-bit or packed
+  const void* scales;  // [columns, inner / a group's values], of packed ones, and
+  const void* biases;  // likewise, of packed integers
+  void* out;           // [rows, columns]
+  int columns;
+  int first;  // of all parts' rows of w, the first of its own
+};
+
+// x is [rows, inner], of which each row may be normalised first: x / sqrt(mean(x^2) + eps) * norm.
+//
+// Of experts, w of a part is all their matrices, of which the kernel reads the chosen ones. Either each gives `expert_rows` rows of
+// the result, one expert after another; or each is multiplied by its own row of x, and their products are summed, as if inner were
+// `turns` times as long.
+//
+// A block has `block_rows` adjacent rows of all parts, or of both parts that are gated. Halves of tiles are up to 8 rows of one
+// part. Warps take the block's units of work in turn, so that together they read what is adjacent.
+struct GemvParams {
+  static constexpr int kMostParts = 3;
+  static constexpr int kMostChosen = 32;  // experts: a lane for each
+  static constexpr int kTileRows = 16;    // of w
+  static constexpr int kHalfRows = 8;
+  static constexpr int kLeastWarps = 4;      // of a block: a multiple of this
+  static constexpr int kMostWarps = 12;      // and no more
+  static constexpr int kStages = 3;          // of a warp's ring: units that are under way
+  static constexpr int kZeroBytes = 256;     // for columns that are no row's
+  static constexpr int kHalfBytes = 32;      // of what a block knows of half a tile
+  static constexpr int kMostSums = 16384;    // bytes of partial sums, and
+  static constexpr int kMostScales = 32768;  // of scales and biases, which bound the tiles of a block
+
+  const void* x;
+  const void* norm;         // [inner], or null
+  const void* added;        // [rows, columns], or null
+  const unsigned* experts;  // [chosen]: which of the matrices of each part, or null
+  const void* factors;      // [turns]: what x is multiplied by for each of them, or null
+  float eps;
+  int rows;
+  int inner;
+  int chosen;       // experts
+  int expert_rows;  // of w, of each
+  int turns = 1;    // experts whose products are summed: x is [turns, inner] then, otherwise each expert has rows of the result
+  int group_shift;  // of w's form
+  int parts;
+  int row_limit;   // of all parts' rows of w; of one where they are gated
+  int block_rows;  // of these
+  int tiles;       // of a block, at most
+  GemvEpilogue epilogue;
+  GemvPart part[kMostParts];
+
+  constexpr int turn_units(const GemvForm& form) const {
+    return (inner + form.unit_values() - 1) / form.unit_values();
+  }
+  constexpr int units(const GemvForm& form) const {
+    return turns * turn_units(form);
+  }
+  // Bytes of a row of x, with zeros up to a whole unit: 16-bit numbers, or both halves of integers of 16 bits. The first values of
+  // what threads read at once do not lie in the same banks.
+  constexpr int x_distance(const GemvForm& form) const {
+    return units(form) * form.unit_values() * 2 + (!form.packed() ? 16 : form.integers() ? 128 : 64);
+  }
+  // The groups of a span, each with a step and a sum.
+  constexpr int groups_of_span(const GemvForm& form) const {
+    return rows * form.scales_of_span();
+  }
+  constexpr int groups_bytes(const GemvForm& form) const {
+    return form.integers() ? units(form) * 2 * groups_of_span(form) * 8 : 0;
+  }
+  // Of a row's scales, with zeros up to a whole unit; an odd number of 8 bytes, so that rows lie in different banks.
+  constexpr int scales_distance(const GemvForm& form) const {
+    return form.packed() ? (units(form) * form.scale_bytes(form.unit_values()) + 7) / 8 / 2 * 16 + 8 : 0;
+  }
+  constexpr int scales_bytes(const GemvForm& form) const {
+    return (form.floats ? 1 : 2) * tiles * kTileRows * scales_distance(form);
+  }
+  constexpr int square_bytes() const {
+    return rows * (kMostWarps + 4) * 4;
+  }
+  constexpr int sums_bytes() const {
+    return tiles * rows * kTileRows * kMostWarps * 4;
+  }
+  // The ring of a warp.
+  static constexpr int warp_bytes(const GemvForm& form) {
+    return kStages * kTileRows * form.ring_bytes();
+  }
+  constexpr int shared_bytes(const GemvForm& form, int warps) const {
+    return warps * warp_bytes(form) + tiles * 2 * kHalfBytes + kZeroBytes + rows * x_distance(form) + groups_bytes(form) +
+           square_bytes() + scales_bytes(form) + sums_bytes();
+  }
+};
+
+}  // namespace mlx_cuda

@@ -1,0 +1,57 @@
+// The kernels of products of few rows with quantised weights: which of them computes a product, and their nodes.
+#pragma once
+
+#include "matmul/quantized/weights.h"
+
+#include <mlx/array.h>
+#include <mlx/backend/cuda/device.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace mlx_cuda {
+
+enum class SkinnyEngine {
+  upstream,  // MLX's own
+  sm90,      // quantized_sm90.cu: many rows for a kernel that reads weights once, on Hopper
+  moe,       // quantized_moe_sm90.cu: single rows that name experts, on Hopper
+  skinny,    // quantized_skinny.cu
+  plain,     // quantized_plain.cu: without tensor cores
+};
+
+struct SkinnyKernel {
+  SkinnyEngine engine;
+  int tile = 0;             // rows of x that a block takes
+  std::string source = {};  // of the device code; none: MLX's
+  std::string name = {};
+};
+
+// The one that computes x @ w^T, or without `transpose` x @ w, where the operands lie as they do; what is not evaluated yet counts
+// as lying row after row. `pairs`: how many products of a matrix of x and one of w, where indices name them. `small`: MLX's, where
+// it reads them.
+SkinnyKernel choose_skinny(
+    const mx::array& x, const QuantizedWeights& weights, std::optional<int> pairs, bool transpose, bool small);
+
+// A product on its way to its kernel: operands in memory that it reads, and a result that has memory.
+struct SkinnyCall {
+  SkinnyKernel kernel;
+  mx::array x;
+  Readable in;
+  std::optional<mx::array> lhs;
+  std::optional<mx::array> rhs;
+  mx::array& out;
+  bool transpose;
+  int rows;  // of each matrix of x
+  int products;
+  mx::cu::CommandEncoder& encoder;
+  mx::Stream stream;
+};
+
+// Adds its node, or nodes; not for upstream.
+void encode_skinny(const SkinnyCall& call);
+
+// Experts that are different, of `pairs` of a row and an expert, if experts are named at random: a fraction.
+double different_experts(int pairs, int experts);
+
+}  // namespace mlx_cuda

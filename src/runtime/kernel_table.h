@@ -1,0 +1,37 @@
+// Tables of kernels (kernels.h of a folder, or params.h): EACH(name, dtype, what else it is made for...) of each kernel, by its
+// whole name. Device code instantiates them, and the host chooses from them; tests/ci/test_kernel_tables.py compares them with the
+// symbols of the fatbins.
+#pragma once
+
+#include "runtime/status.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+
+namespace mlx_cuda {
+
+template <typename... Made>
+struct KernelRow {
+  const char* name;
+  std::tuple<Made...> made;
+};
+
+// A row of a table whose columns are values as they stand.
+#define MLX_CUDA_KERNEL_ROW(name, dtype, ...) {#name, {#dtype __VA_OPT__(, ) __VA_ARGS__}},
+
+// The kernel that is made for exactly this.
+template <typename... Made, std::size_t N>
+const char* kernel_for(const std::array<KernelRow<Made...>, N>& table, const std::type_identity_t<Made>&... made) {
+  const std::tuple<Made...> wanted(made...);
+  const auto found = std::find_if(table.begin(), table.end(), [&](const auto& row) { return row.made == wanted; });
+  if (found == table.end()) {
+    throw Unavailable("[mlx_cuda] There is no kernel for such a call.");
+  }
+  return found->name;
+}
+
+}  // namespace mlx_cuda
