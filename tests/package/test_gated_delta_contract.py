@@ -198,7 +198,7 @@ def their_module(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_mlx_lm_s_function_is_replaced_and_comes_back(their_module: Any) -> None:
-    from mlx_cuda import _mlx_lm as mlx_lm
+    from mlx_cuda._mlx_lm import places as mlx_lm
 
     theirs = their_module.gated_delta_ops
     mlx_lm.put()
