@@ -116,31 +116,32 @@ class KeysAndValues:
 
 
 class Growing(KeysAndValues):
-    """``KVCache``: row after row."""
+    """``KVCache``: row after row. ``state`` is how many there are."""
 
     name: ClassVar = "KVCache"
     state: ClassVar = attrgetter("offset")
 
-    @staticmethod
-    def capacity(cache: Any) -> int:
-        return capacity_for(cache.offset)
+    @classmethod
+    def capacity(cls, cache: Any) -> int:
+        return capacity_for(cls.state(cache))
 
-    @staticmethod
-    def used(cache: Any) -> int:
-        return int(cache.offset)
+    @classmethod
+    def used(cls, cache: Any) -> int:
+        return int(cls.state(cache))
 
-    @staticmethod
-    def content(cache: Any, array: mx.array) -> tuple[mx.array, int]:
-        return array, cache.offset
+    @classmethod
+    def content(cls, cache: Any, array: mx.array) -> tuple[mx.array, int]:
+        return array, cls.state(cache)
 
-    @staticmethod
-    def next(cache: Any, capacity: int) -> Place | None:
-        offset = cache.offset
-        return Place(offset, offset, offset + 1) if offset < capacity else None
+    @classmethod
+    def next(cls, cache: Any, capacity: int) -> Place | None:
+        row = cls.state(cache)
+        return Place(row, row, row + 1) if row < capacity else None
 
-    @staticmethod
-    def last(cache: Any) -> Place:
-        return Place(cache.offset - 1, cache.offset - 1, cache.offset)
+    @classmethod
+    def last(cls, cache: Any) -> Place:
+        rows = cls.state(cache)
+        return Place(rows - 1, rows - 1, rows)
 
     @staticmethod
     def advance(cache: Any, place: Place) -> None:
@@ -213,34 +214,12 @@ class Rotating(KeysAndValues):
         return None
 
 
-class Batched(KeysAndValues):
+class Batched(Growing):
     """``BatchKVCache``: sequences that end at the same row, each after left padding of its own."""
 
     name: ClassVar = "BatchKVCache"
     batched: ClassVar = True
     state: ClassVar = attrgetter("_idx")
-    window = Growing.window
-
-    @staticmethod
-    def capacity(cache: Any) -> int:
-        return capacity_for(cache._idx)
-
-    @staticmethod
-    def used(cache: Any) -> int:
-        return int(cache._idx)
-
-    @staticmethod
-    def content(cache: Any, array: mx.array) -> tuple[mx.array, int]:
-        return array, cache._idx
-
-    @staticmethod
-    def next(cache: Any, capacity: int) -> Place | None:
-        row = cache._idx
-        return Place(row, row, row + 1) if row < capacity else None
-
-    @staticmethod
-    def last(cache: Any) -> Place:
-        return Place(cache._idx - 1, cache._idx - 1, cache._idx)
 
     @staticmethod
     def sequences(cache: Any) -> tuple[list[int], list[int]]:

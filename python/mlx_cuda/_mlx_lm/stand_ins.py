@@ -56,19 +56,12 @@ class RowStandIn(StandIn):
         self.place = place
         self.starts: mx.array | None = None
         self.fetched: tuple[Any, Any] | None = None  # what attention is given
+        self.has_row, self.gives_masks = False, kind.batched
         if kind.batched:
             self.offset = recording.step.offsets(place)
             self.starts = self.left_padding = recording.step.starts(place)
         else:
             self.offset = recording.step.offset(place)
-
-    @property
-    def has_row(self) -> bool:
-        return self.fetched is not None
-
-    @property
-    def gives_masks(self) -> bool:
-        return self.starts is not None
 
     def position(self) -> Position:
         """How many tokens its cache has; of a batch with their left padding, as its cache counts them."""
@@ -113,7 +106,7 @@ class RowStandIn(StandIn):
     def _given(self, keys: Any, values: Any) -> tuple[Any, Any]:
         if self.fetched is not None:
             raise NotReplayed("a cache is given several rows by a step of one token")
-        self.fetched = keys, values
+        self.fetched, self.has_row = (keys, values), True
         return self.fetched
 
     def _check(self, keys: mx.array, values: mx.array, dims: tuple[int, int]) -> None:

@@ -24,20 +24,13 @@ _current = threading.local()
 class StandIn:
     """What a model is given for a cache while its step is captured; the classes of a library are what its models ask of one."""
 
+    has_row = True  # whether the token's row has been appended, where there are rows
+    gives_masks = True  # whether the cache gives masks for one token, where there are rows
+
     @property
     def shown(self) -> Any:
         """What the model gets to see."""
         return self
-
-    @property
-    def has_row(self) -> bool:
-        """Whether the token's row has been appended, where there are rows."""
-        return True
-
-    @property
-    def gives_masks(self) -> bool:
-        """Whether the cache gives masks for one token, where there are rows."""
-        return True
 
     def replaced(self) -> tuple[list[mx.array], list[mx.array]]:
         """The new arrays of what the step replaces, and the memory that they are for."""

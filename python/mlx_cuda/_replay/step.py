@@ -47,24 +47,20 @@ class Taken(NamedTuple):
 
 
 class Session(ABC):
-    """A recorded step, the memory of its caches, and the cache that has it at present. A library says what its caches are."""
+    """A recorded step, the memory of its caches, and the cache that has it at present.
+
+    A library says what kinds its caches are of, and what its models are given for them (``before``: what a step began with).
+    """
 
     @staticmethod
     @abstractmethod
-    def kind_of(cache: Any) -> Kind:
-        """How a cache is replayed; NotReplayed where it is not."""
-
+    def kind_of(cache: Any) -> Kind: ...  # NotReplayed where there is none
     @staticmethod
     @abstractmethod
-    def stand_in(
-        recording: Recording, kind: Kind, cache: Any, before: list[mx.array] | None, memory: list[mx.array], place: int
-    ) -> StandIn:
-        """What the model is given for a cache; ``before``: what it replaces some of, if it does."""
-
+    def stand_in(recording: Recording, kind: Kind, cache: Any, before: Any, memory: list[mx.array], place: int) -> StandIn: ...
     @staticmethod
     @abstractmethod
-    def notes_of(model: Any) -> tuple[str, ...]:
-        """The attributes that a model may write in a step."""
+    def notes_of(model: Any) -> tuple[str, ...]: ...  # attributes that it may write in a step
 
     def __init__(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> None:
         self.stream = stream
