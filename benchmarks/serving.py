@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx_cuda
-from mlx_cuda._decoding.models import decoding_of
+from mlx_cuda._mlx_lm.models import decoding_of
 
 from .measuring import Log
 from .mlx_lm_parts import part

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 from mlx.utils import tree_flatten, tree_map
-from mlx_cuda._decoding.models import decoding_of
+from mlx_cuda._mlx_lm.models import decoding_of
 
 from ..mlx_lm_parts import part
 from ..record import MOST_ERROR_CHARACTERS

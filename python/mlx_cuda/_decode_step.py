@@ -10,14 +10,15 @@ import mlx.core as mx
 from ._all_sum import several_processes
 from ._common.arrays import resolve
 from ._common.choice import OLDEST_GPU, Choice, sm
-from ._common.copies import package_of
-from ._decoding.caches import NotReplayed, kind_of, put_back, standing
-from ._decoding.models import decoding_of, is_step, step_of
-from ._decoding.wrapped import not_replaying
 from ._invariant.state import setting
 from ._loader import native
-from ._mlx_lm import left_alone
+from ._mlx_lm.caches import kind_of, put_back, standing
+from ._mlx_lm.copies import package_of
+from ._mlx_lm.models import decoding_of, is_step, step_of
+from ._mlx_lm.places import left_alone
+from ._mlx_lm.wrapped import not_replaying
 from ._patch import our_products
+from ._replay.errors import NotReplayed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

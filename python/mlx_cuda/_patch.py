@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import mlx.core as mx
 
-from . import _mlx_lm as mlx_lm
 from ._all_sum import patched_all_sum, upstream_all_sum
 from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare, run, whole
 from ._attention.composed import upstream_attention
 from ._common.arrays import promoted, resolve
 from ._common.choice import OLDEST_GPU
-from ._decoding import pages, wrapped
 from ._invariant import attention as invariant_attention
 from ._invariant import mlx_lm as invariant_mlx_lm
 from ._invariant import products, refused
@@ -28,11 +26,14 @@ from ._matmul.gather import gather_mm, gather_qmm, misread_by_mlx
 from ._matmul.quantized import OURS as OUR_PRODUCTS
 from ._matmul.quantized import quantized_matmul
 from ._matmul.upstream import upstream_gather_mm, upstream_gather_qmm
+from ._mlx_lm import places as mlx_lm
+from ._mlx_lm import wrapped
 from ._recurrence import rules as linear_attention
 from ._recurrence.fused import upstream_gated_delta
 from ._recurrence.gated_delta import gated_delta
 from ._recurrence.gated_delta import prepare as prepare_gated_delta
 from ._recurrence.short_conv import depthwise, upstream_conv1d
+from ._replay import packing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -275,9 +276,9 @@ def patch(
     upstream = {route: route.upstream for route in _invariant_ones()}
     patched = _put(upstream | {route: natively(route.ours) if route in ROUTES else route.ours for route in replaced})
     patched.callback(_models())
-    patched.callback(setattr, pages.settings, "packing", pages.settings.packing)
+    patched.callback(setattr, packing.settings, "packing", packing.settings.packing)
     if kv_bits is not None:
-        pages.settings.packing = pages.Packing(kv_group_size, kv_bits) if kv_bits in {4, 8} else None
+        packing.settings.packing = packing.Packing(kv_group_size, kv_bits) if kv_bits in {4, 8} else None
     if setting.on:
         _remove()
     if native.loaded is not None and replaced:
@@ -286,14 +287,14 @@ def patch(
 
 
 def _patch_invariant(kv_bits: int | None) -> Patched:
-    if kv_bits in {4, 8} or (kv_bits is None and pages.settings.packing is not None):
+    if kv_bits in {4, 8} or (kv_bits is None and packing.settings.packing is not None):
         raise ValueError("[patch] batch_invariant has no kernel for quantized keys and values: leave kv_bits out, or set it to 16.")
     if why := refusal():
         raise ValueError(f"[patch] batch_invariant cannot be had: {why}.")
     patched = _put({route: route.ours for route in (*INVARIANT, *EXPORTERS)})
     patched.callback(_models())
-    patched.callback(setattr, pages.settings, "packing", pages.settings.packing)
-    pages.settings.packing = None
+    patched.callback(setattr, packing.settings, "packing", packing.settings.packing)
+    packing.settings.packing = None
     _install_invariant()
     return patched
 
@@ -327,5 +328,5 @@ def _remove() -> None:
 def unpatch() -> None:
     """Bring MLX's own functions back; nothing happens where they are there."""
     _put({route: route.upstream for route in (*EVERY, *_invariant_ones())})
-    pages.settings.packing = None
+    packing.settings.packing = None
     _remove()

@@ -1,4 +1,4 @@
-// Whether Python objects still hold what they held: the part of python/mlx_cuda/_decoding/watch.py that runs at each step.
+// Whether Python objects still hold what they held: the part of python/mlx_cuda/_replay/watch.py that runs at each step.
 #pragma once
 
 #include <mlx/array.h>

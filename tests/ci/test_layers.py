@@ -25,8 +25,9 @@ LAYERS = {  # what stands in one line knows nothing of its neighbours
         "_loader",
         "_all_sum _matmul _recurrence _swiglu",
         "_attention",
-        "_decoding _invariant _tuning",
+        "_replay _tuning",
         "_mlx_lm",
+        "_invariant",
         "_doctor _patch _run nn",
         "_decode_step",
         "_explain",
@@ -77,6 +78,14 @@ def upward(top: str, layers: list[str]) -> list[str]:
 @pytest.mark.parametrize(("top", "layers"), LAYERS.items(), ids=LAYERS)
 def test_each_layer_uses_those_before_it(top: str, layers: list[str]) -> None:
     assert upward(top, layers) == []
+
+
+def test_replay_knows_no_library_of_models() -> None:
+    """Not even by a module's name in a string: the caches of another one are a folder beside `_mlx_lm`."""
+    files = (REPOSITORY / "python" / "mlx_cuda" / "_replay").glob("*.py")
+    texts = {path.name: path.read_text("utf-8") for path in files}
+    assert len(texts) > 10
+    assert [name for name, text in texts.items() if re.search(r"mlx[-_](lm|vlm|audio)", text, re.IGNORECASE)] == []
 
 
 NATIVE = ["device", "runtime", "all_sum elementwise", "matmul recurrence", "attention", "decoding", "bindings"]

@@ -109,6 +109,23 @@ def draw(seed: int, *, most: int = SCORES) -> Case:
     return {"dense": _dense, "varlen": _varlen, "paged": _paged}[kind](case, chance)
 
 
+def dense(
+    seed: int, dtype: DTypeName, dims: Sequence[tuple[int, int]], lengths: tuple[Sequence[int], Sequence[int]], layouts: Sequence[str],
+    *, rows: int = 1 << 31, **fields: Any,
+) -> Case:  # fmt: skip
+    """A case for an engine that takes these sizes: lengths are of queries and keys, and ``rows`` the most queries that share a kv head,
+    of heads up to 128; of wider ones half as many. All else is as in the case of the seed, but for the fields.
+    """
+    own, chance = draw(seed), random.Random(seed)  # noqa: S311
+    (dim, v_dim), q_len, k_len = chance.choice(dims), chance.choice(lengths[0]), chance.choice(lengths[1])
+    while q_len * own.heads // own.kv_heads > rows // (1 if dim <= 128 else 2):
+        q_len = max(q_len // 2, 1)
+    sizes: dict[str, Any] = {"dim": dim, "v_dim": v_dim, "q_len": q_len, "k_len": k_len}
+    laid = (chance.choice(layouts), chance.choice(layouts), chance.choice(layouts))
+    case = replace(own, kind="dense", dtype=dtype, mask_shape=(), pattern="", gradient=False, layouts=laid, **sizes | fields)
+    return _masked(_shrunk(case, SCORES), chance)
+
+
 def _dims(chance: random.Random) -> tuple[int, int]:
     rare = chance.random()
     if rare < 0.03:
@@ -148,7 +165,11 @@ def _dense(case: Case, chance: random.Random) -> Case:
         mask: MaskName = "causal" if left >= 0 or chance.random() < 0.5 else "none"
         half: DTypeName = chance.choice(("float16", "bfloat16"))
         return replace(case, dtype=half, q_len=length, k_len=length, window=(left, -1), softcap=0.0, mask=mask)
-    mask = chance.choices(("none", "causal", "bool", "additive"), (3, 4, 4, 2))[0]
+    return _masked(case, chance)
+
+
+def _masked(case: Case, chance: random.Random) -> Case:
+    mask: MaskName = chance.choices(("none", "causal", "bool", "additive"), (3, 4, 4, 2))[0]
     full = (case.batch, case.heads, case.q_len, case.k_len)
     if mask in {"bool", "additive"}:
         shape = tuple(size if chance.random() < 0.6 else 1 for size in full)
@@ -200,7 +221,8 @@ def inputs(case: Case) -> dict[str, Any]:
 
     def laid(layout: str, *shape: int, scale: float = 1.0) -> Floats:
         """Equal where the layout repeats a batch entry or a head."""
-        sizes = {"one batch": (1, *shape[1:]), "one head": (shape[0], 1, *shape[2:])}.get(layout, shape)
+        one = {"one batch": (1, *shape[1:]), "one head": (shape[0], 1, *shape[2:]), "one for all": (1, 1, *shape[2:])}
+        sizes = one.get(layout, shape)
         return np.broadcast_to(normal(*sizes, scale=scale), shape)
 
     size = case.size / max(abs(case.factor) * case.dim**0.5, 0.1)

@@ -1,6 +1,6 @@
 """Every way to change one thing that is reachable from a model, to ask whether a captured step notices.
 
-Found by other means than the package's own (_decoding/watch.py): by names, keys, and places.
+Found by other means than the package's own (_replay/watch.py): by names, keys, and places.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import mlx_cuda
 import pytest
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map
-from mlx_cuda._decoding import caches
+from mlx_cuda._mlx_lm import caches
 
 from .decoding_model import Experts, KVCache, Model, nn
 from .formats import Form

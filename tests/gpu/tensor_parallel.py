@@ -16,8 +16,8 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 from mlx_cuda._all_sum import upstream_all_sum
-from mlx_cuda._decoding.models import decoding_of
 from mlx_cuda._loader import native
+from mlx_cuda._mlx_lm.models import decoding_of
 
 from .mlx_lm_parts import SIZES, make_model, part, wide
 from .support import host, relative_error

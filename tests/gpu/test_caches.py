@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda._decoding import in_pages, pages
-from mlx_cuda._decoding.models import decoding_of
 from mlx_cuda._loader import native
+from mlx_cuda._mlx_lm import in_pages
+from mlx_cuda._mlx_lm.models import decoding_of
 from mlx_cuda._patch import _unpatched
+from mlx_cuda._replay import sequences
+from mlx_cuda._replay.pool import held_by
 
 from .decoding_model import KVCache, Model
 from .mlx_lm_parts import SIZES, make_model, part
@@ -158,13 +160,13 @@ def test_a_batch_keeps_its_class(rng: np.random.Generator, copied: str) -> None:
     model, tokens = make_model(3), words(rng, 2, 60)
     ours, theirs = ([layer[0].merge(list(layer)) for layer in zip(*two(model, tokens), strict=True)] for _ in range(2))
     run(model, ours, tokens[:, 30:50], 0), as_it_is(model, theirs, tokens[:, 30:50], 0)
-    assert all(map(pages.is_in_pages, ours))
+    assert all(map(sequences.is_in_pages, ours))
     other = [COPIES[copied](each) for each in ours]
     assert {type(each) for each in (*ours, *other)} == {caches.BatchKVCache}
     expected = host(as_it_is(model, theirs, tokens[:, 50:], 0))
     assert relative_error(as_it_is(model, other, tokens[:, 50:], 0), expected) < TOLERANCE
     assert relative_error(run(model, ours, tokens[:, 50:], 0), expected) < TOLERANCE
-    assert all(map(pages.is_in_pages, ours))
+    assert all(map(sequences.is_in_pages, ours))
 
 
 def two(model: Any, tokens: mx.array) -> list[list[Any]]:
@@ -195,7 +197,7 @@ def test_pages_of_windows(rng: np.random.Generator) -> None:
         batch = [layer[0].merge(list(layer)) for layer in zip(*made, strict=True)]
         found.append(call(model, batch, tokens[:, 301:], 0))
     assert relative_error(found[1], host(found[0])) < TOLERANCE
-    held = pages.held_by(batch)
+    held = held_by(batch)
     assert held is not None
     assert [len(sequence.pages[held.pool.places[0]]) for sequence in held.sequences] == [3, 3, 3]
     one = [each.extract(0) for each in batch]

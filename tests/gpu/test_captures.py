@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda._decoding.models import decoding_of
 from mlx_cuda._loader import native
+from mlx_cuda._mlx_lm.models import decoding_of
 
 from .decoding_checks import PROMPT, TOLERANCE, as_it_is, fresh, make, replayed, run, words
 from .support import host, relative_error

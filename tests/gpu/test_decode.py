@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -15,6 +16,7 @@ from mlx_cuda._loader import native as _native
 
 from tests.package import references
 
+from . import cases, trials
 from .support import (
     DTYPES,
     GRADIENT_TOLERANCE,
@@ -35,77 +37,35 @@ HALF = {name: dtype for name, dtype in DTYPES.items() if dtype != mx.float32}
 dtypes = pytest.mark.parametrize("dtype", HALF.values(), ids=HALF.keys())
 
 
+LAYOUTS = ("contiguous", "rows first", "cache", "unaligned")
+WINDOWS = list(itertools.product((-1, 0, 5, 100), (-1, -1, 0, 3)))
+RANDOM: Any = {
+    "dims": [(dim, dim) for dim in (8, 16, 40, 64, 72, 80, 96, 128, 136, 160, 192, 256)],
+    "lengths": ((1, 1, 1, 2, 3, 4, 7, 8, 13, 16, 32), (1, 2, 7, 16, 17, 31, 128, 129, 300, 1000, 4100)),
+    "layouts": LAYOUTS,
+    "rows": 128,
+    "lse": False,
+}
+
+
 def laid_out(chance: random.Random, rng: np.random.Generator, b: int, h: int, t: int, d: int, dtype: mx.Dtype) -> mx.array:
-    """[B, H, T, D], contiguous, as a projection leaves it, or a part of a longer cache whose rest is NaN."""
-    layout = chance.choice(("contiguous", "rows first", "cache", "unaligned"))
-    if layout == "contiguous":
-        return normal(rng, (b, h, t, d), dtype)
-    if layout == "rows first":
-        return normal(rng, (b, t, h, d), dtype).transpose(0, 2, 1, 3)
-    if layout == "unaligned":
-        return normal(rng, (b, h, t, d + 3), dtype)[..., 1 : d + 1]
-    rest = mx.full((b, h, 5, d), float("nan"), dtype)
-    return mx.concatenate([rest, normal(rng, (b, h, t, d), dtype), rest], axis=2)[:, :, 5 : 5 + t]
+    return trials.laid_out(rng.standard_normal((b, h, t, d), np.float32), chance.choice(LAYOUTS), dtype)
 
 
-def check(chance: random.Random, dtype: mx.Dtype) -> None:
-    """One random call; a failure shows the arguments."""
-    rng = np.random.default_rng(chance.getrandbits(32))
-    dim = chance.choice((8, 16, 40, 64, 72, 80, 96, 128, 136, 160, 192, 256))
-    b, kv_heads, groups = chance.choice((1, 2, 3, 5)), chance.choice((1, 2, 3, 8)), chance.choice((1, 1, 2, 3, 4, 7, 8))
-    t, s = chance.choice((1, 1, 1, 2, 3, 4, 7, 8, 13, 16, 32)), chance.choice((1, 2, 7, 16, 17, 31, 128, 129, 300, 1000, 4100))
-    heads = kv_heads * groups
-    while t * groups > (128 if dim <= 128 else 64):
-        t = max(t // 2, 1)
-    q, k, v = (laid_out(chance, rng, b, h, n, dim, dtype) for h, n in ((heads, t), (kv_heads, s), (kv_heads, s)))
-    options: dict[str, Any] = {"scale": chance.choice((dim**-0.5, 1.0, 0.3, -0.2))}
-    window = (chance.choice((-1, 0, 5, 100)), chance.choice((-1, -1, 0, 3)))
-    if window != (-1, -1):
-        options["window_size"] = tuple(None if side < 0 else side for side in window)
-    kind = chance.choice(("none", "causal", "bool", "additive"))
-    if kind == "causal":
-        options["mask"], window = "causal", (window[0], 0)
-    starts = np.array([chance.randint(0, s) for _ in range(b)]) if chance.random() < 0.3 else None
-    ends = np.array([chance.randint(0, s) for _ in range(b)]) if chance.random() < 0.4 else None
-    mask64: Any = np.broadcast_to(references.seen(t, s, window=window, starts=starts, ends=ends), (b, heads, t, s))
-    if kind in {"bool", "additive"}:
-        shape = tuple(chance.choice((1, size)) for size in (b, heads, t, s))
-        chosen = rng.random(shape) < 0.7
-        options["mask"] = mx.array(chosen)
-        if kind == "additive":
-            options["mask"] = mx.where(options["mask"], normal(rng, shape, dtype), -mx.inf).astype(dtype)
-            mask64 = np.where(mask64, host(options["mask"]), -np.inf)
-        else:
-            mask64 = mask64 & chosen
-    if starts is not None:
-        options["left_padding"] = mx.array(starts.astype(np.int32))
-    if ends is not None:
-        options["lengths"] = mx.array(ends.astype(np.int32))
-    softcap = chance.choice((0.0, 0.0, 1.0, 20.0))
-    if softcap:
-        options["softcap"] = softcap
-    sinks = normal(rng, (heads,), dtype) if chance.random() < 0.3 else None
-    if sinks is not None:
-        options["sinks"] = sinks
-    result = mlx_cuda.attention(q, k, v, force_fused=True, **options)
-    choice = mlx_cuda.explain(q, k, v, **options)
-    # Short caches are MLX's, and what cuDNN takes of many rows is cuDNN's, or flash's where the keys are those of a growing cache.
-    many = t * groups > Attention().decode and choice.engine == ("cudnn" if t == s else "flash")
-    assert choice.engine == "decode" or many
-    assert ("DecodeAttention" in primitives(result)) == (choice.engine == "decode")
-    expected = references.attention(
-        host(q), host(k), host(v), scale=options["scale"], mask=mask64, softcap=softcap, sinks=None if sinks is None else host(sinks)
-    )
-    error = relative_error(result, expected)
-    assert error <= 1.5 * TOLERANCE[dtype], (error, q.shape, k.shape, options)
-
-
-@dtypes
+@pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("seed", range(10))
-def test_random_calls(seed: int, dtype: mx.Dtype) -> None:
-    chance = random.Random(seed)  # noqa: S311
-    for _ in range(40):
-        check(chance, dtype)
+def test_random_calls(seed: int, dtype: Any) -> None:
+    for each in range(60 * seed, 60 * seed + 60):
+        case = cases.dense(each, dtype, **RANDOM, window=WINDOWS[each % len(WINDOWS)])
+        given, options = trials.dense(case, cases.inputs(case))
+        result = mlx_cuda.attention(**given, **options, force_fused=True)
+        engine = mlx_cuda.explain(**given, **options).engine
+        # Short caches are MLX's, and what cuDNN takes of many rows is cuDNN's, or flash's where the keys are those of a growing cache.
+        rows = case.q_len * case.heads // case.kv_heads
+        assert engine == "decode" or (rows > Attention().decode and engine == ("cudnn" if case.q_len == case.k_len else "flash")), case
+        assert ("DecodeAttention" in primitives(result)) == (engine == "decode"), case
+        wrong = cases.judge(case, engine, {"out": host(result)}, gpu=True)
+        assert not wrong, (wrong, case)
 
 
 def logarithms(q: mx.array, k: mx.array, mask: Any, scale: float, softcap: float, sinks: mx.array | None) -> Any:

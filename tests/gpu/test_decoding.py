@@ -12,8 +12,8 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_cuda._decoding import caches
-from mlx_cuda._decoding.models import FAILURES, decoding_of
+from mlx_cuda._mlx_lm import caches
+from mlx_cuda._mlx_lm.models import FAILURES, decoding_of
 
 from .decoding_checks import FOUR, PROMPT, TOLERANCE, as_it_is, check, fresh, make, replayed, run, words
 from .decoding_model import KVCache, Model, RotatingKVCache, nn

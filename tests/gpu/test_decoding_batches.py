@@ -10,9 +10,9 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda._decoding import caches, paged
-from mlx_cuda._decoding.models import decoding_of
-from mlx_cuda._decoding.pages import is_in_pages
+from mlx_cuda._mlx_lm import batches, caches
+from mlx_cuda._mlx_lm.models import decoding_of
+from mlx_cuda._replay.sequences import is_in_pages
 
 from .decoding_checks import FOUR, PROMPT, TOLERANCE, as_it_is, make, replayed, wide, words
 from .decoding_model import KVCache, Model, RotatingKVCache, merged, of_changing_size
@@ -160,7 +160,7 @@ def test_a_batch_where_others_have_the_memory(rng: np.random.Generator, monkeypa
 
     exact = host(logits(as_it_is(model))[0])
     total = int(mx.device_info(mx.gpu)["total_memory"])
-    monkeypatch.setattr(paged, "EXPECTED", 1 << 16)  # a sixth of what MLX may use, which is more than there is
+    monkeypatch.setattr(batches, "EXPECTED", 1 << 16)  # a sixth of what MLX may use, which is more than there is
     mx.clear_cache()
     with Path(os.devnull).open("wb") as log:
         others = children.Child(["-m", "tests.soak.ballast"], log)

@@ -14,6 +14,7 @@ from mlx_cuda._attention.options import Options
 
 from tests.package import references
 
+from . import cases, trials
 from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, host, normal, primitives, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -71,69 +72,29 @@ def assert_right(results: list[mx.array], out: references.Array, lse: references
         assert (np.abs(actual[there] - lse[there]) <= (1e-2 if dtype == mx.float32 else 1e-4) * size).all(), about
 
 
-def laid_out(chance: random.Random, rng: np.random.Generator, b: int, h: int, t: int, d: int, dtype: mx.Dtype) -> mx.array:
-    """[B, H, T, D], contiguous, as a projection leaves it, a part of a longer cache whose rest is NaN, or not on 16 bytes."""
-    layout = chance.choice(("contiguous", "rows first", "cache", "unaligned", "one for all"))
-    if layout == "contiguous":
-        return normal(rng, (b, h, t, d), dtype)
-    if layout == "rows first":
-        return normal(rng, (b, t, h, d), dtype).transpose(0, 2, 1, 3)
-    if layout == "unaligned":
-        return normal(rng, (b, h, t, d + 3), dtype)[..., 1 : d + 1]
-    if layout == "one for all":
-        return mx.broadcast_to(normal(rng, (1, 1, t, d), dtype), (b, h, t, d))
-    rest = mx.full((b, h, 5, d), float("nan"), dtype)
-    return mx.concatenate([rest, normal(rng, (b, h, t, d), dtype), rest], axis=2)[:, :, 5 : 5 + t]
+# Of the keys and of the values: multiples of 8, mostly the same, and long ones where there is a kernel for them.
+NARROW = [(dim, v_dim) for dim in (8, 16, 40, 64, 72, 80, 96, 128, 136, 192, 200, 256) for v_dim in (dim, dim, 8, 64, 128, 256)]
+WIDE = [(512, 512), (576, 512), (264, 8), (320, 320), (64, 512)] * 3
+DIMS = {name: NARROW if name == "float32" else NARROW + WIDE for name in DTYPES}
+LENGTHS = ((1, 2, 7, 31, 64, 128, 129, 300), (1, 2, 7, 31, 64, 128, 129, 300, 1000))
+LAYOUTS = ("contiguous", "rows first", "cache", "unaligned", "one for all")
+WINDOWS = list(itertools.product((-1, -1, 0, 5, 100, 2**31 - 1), (-1, 0, 0, 3, 2**31 - 1)))
 
 
-def dimensions(chance: random.Random, dtype: mx.Dtype) -> tuple[int, int]:
-    """Of the keys and of the values: multiples of 8, mostly the same, and long ones where there is a kernel for them."""
-    if dtype != mx.float32 and chance.random() < 0.15:
-        return chance.choice(((512, 512), (576, 512), (264, 8), (320, 320), (64, 512)))
-    dim = chance.choice((8, 16, 40, 64, 72, 80, 96, 128, 136, 192, 200, 256))
-    return dim, chance.choice((dim, dim, 8, 64, 128, 256))
-
-
-def check(chance: random.Random, dtype: mx.Dtype) -> None:
-    """One random call; a failure shows the arguments."""
-    rng = np.random.default_rng(chance.getrandbits(32))
-    dim, v_dim = dimensions(chance, dtype)
-    b, kv_heads, groups = chance.choice((1, 2, 3)), chance.choice((1, 2, 3)), chance.choice((1, 1, 2, 3))
-    t, s = chance.choice((1, 2, 7, 31, 64, 128, 129, 300)), chance.choice((1, 2, 7, 31, 64, 128, 129, 300, 1000))
-    heads = kv_heads * groups
-    q, k, v = (laid_out(chance, rng, b, h, n, d, dtype) for h, n, d in ((heads, t, dim), (kv_heads, s, dim), (kv_heads, s, v_dim)))
-    window = (chance.choice((-1, -1, 0, 5, 100, 2**31 - 1)), chance.choice((-1, 0, 0, 3, 2**31 - 1)))
-    options: dict[str, Any] = {"scale": chance.choice((dim**-0.5, 0.3)), "window_left": window[0], "window_right": window[1]}
-    starts = np.array([chance.randint(0, s) for _ in range(b)]) if chance.random() < 0.3 else None
-    ends = np.array([chance.randint(0, s) for _ in range(b)]) if chance.random() < 0.4 else None
-    seen: Any = np.broadcast_to(references.seen(t, s, window=window, starts=starts, ends=ends), (b, heads, t, s))
-    if starts is not None:
-        options["starts"] = mx.array(starts.astype(np.int32))
-    if ends is not None:
-        options["ends"] = mx.array(ends.astype(np.int32))
-    kind = chance.choice(("none", "none", "bool", "blocks", "additive"))
-    if kind != "none":
-        shape = tuple(chance.choice((1, size)) for size in (b, heads, t, s))
-        chosen = rng.random(shape) < chance.choice((0.7, 0.02))
-        if kind == "blocks":
-            blocks = rng.random((shape[0], shape[1], -(-shape[2] // 64), -(-shape[3] // 64))) < 0.4
-            chosen = blocks.repeat(64, 2).repeat(64, 3)[:, :, : shape[2], : shape[3]]
-        mask = mx.array(chosen)
-        if kind == "additive":
-            mask = mx.where(mask, normal(rng, shape, dtype), -mx.inf).astype(dtype)
-            seen = np.where(seen, host(mask), -np.inf)
-        else:
-            seen = seen & chosen
-        options["mask"] = mx.broadcast_to(mask, (b, heads, t, s))
-    options["softcap"] = chance.choice((0.0, 0.0, 1.0, 20.0))
-    if chance.random() < 0.3:
-        options["sinks"] = normal(rng, (heads,), dtype)
-    options["with_lse"] = chance.random() < 0.5
-    results = flash(q, k, v, **options)
+def check(case: cases.Case) -> None:
+    """One random call; a failure shows it."""
+    dtype, arrays, (left, right) = DTYPES[case.dtype], cases.inputs(case), case.sides
+    given, _ = trials.dense(case, arrays)
+    options: dict[str, Any] = {"scale": case.factor, "softcap": case.softcap, "with_lse": case.lse, "sinks": given.get("sinks")}
+    options |= {name: mx.array(each, mx.int32) for name, each in (("starts", case.starts), ("ends", case.ends)) if each is not None}
+    if "mask" in arrays:
+        shape = (case.batch, case.heads, case.q_len, case.k_len)
+        options["mask"] = mx.broadcast_to(trials.on_device(arrays["mask"], dtype), shape)
+    results = flash(given["q"], given["k"], given["v"], window_left=left, window_right=right, **options)
     assert "FlashAttention" in primitives(results[0])
-    assert len(results) == 1 + options["with_lse"]
-    out, lse = reference(q, k, v, seen, **options)
-    assert_right(results, out, lse, dtype, (q.shape, k.shape, v.shape, options))
+    wrong = cases.judge(case, "flash", dict(zip(("out", "lse"), map(host, results), strict=False)), gpu=True)
+    assert len(results) == 1 + case.lse
+    assert not wrong, (wrong, case)
 
 
 ROWS: list[tuple[int, ...]] = [(264,), (200, 264), (3, 200, 264), (2, 1, 1, 264), (2, 1, 200, 264), (2, 3, 200, 264), (1, 3, 1, 264)]
@@ -202,12 +163,12 @@ def test_rows_of_additive_masks(rng: np.random.Generator, options: dict[str, Any
     assert_right(result, *reference(q, k, v, np.broadcast_to(bias, (2, 2, 700, columns))), dtype)
 
 
-@dtypes
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", range(8))
-def test_random_calls(seed: int, dtype: mx.Dtype) -> None:
-    chance = random.Random(seed)  # noqa: S311
-    for _ in range(30):
-        check(chance, dtype)
+def test_random_calls(seed: int, dtype: Any) -> None:
+    for each in range(45 * seed, 45 * seed + 45):
+        fields: Any = {"scale": (None, 0.3)[each % 2], "window": WINDOWS[each // 2 % len(WINDOWS)]}
+        check(cases.dense(each, dtype, DIMS[dtype], LENGTHS, LAYOUTS, **fields))
 
 
 @dtypes
@@ -225,13 +186,13 @@ def test_many_tiles(rng: np.random.Generator, head_dim: int, causal: bool, dtype
     assert mx.array_equal(results[0], flash(q, k, v, scale=scale, window_right=window[1])[0])
 
 
-@dtypes
+@pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize("seed", range(4))
-def test_packed_sequences(seed: int, dtype: mx.Dtype) -> None:
-    chance = random.Random(seed)  # noqa: S311
+def test_packed_sequences(seed: int, name: str) -> None:
+    chance, dtype = random.Random(seed), DTYPES[name]  # noqa: S311
     rng = np.random.default_rng(seed)
     for _ in range(10):
-        dim, v_dim = dimensions(chance, dtype)
+        dim, v_dim = chance.choice(DIMS[name])
         kv_heads, groups = chance.choice((1, 2)), chance.choice((1, 3))
         heads, count = kv_heads * groups, chance.choice((1, 2, 5))
         lengths, kv_lengths = ([chance.choice((0, 1, 5, 64, 129, 400)) for _ in range(count)] for _ in range(2))

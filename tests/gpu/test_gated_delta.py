@@ -11,19 +11,19 @@ import pytest
 from mlx_cuda._recurrence.composed import composed
 from mlx_cuda._recurrence.rules import Call
 
-from . import reference
+from . import recurrences
 from .mlx_lm_parts import part
+from .recurrences import ROUNDINGS, packed, state_tolerance
 from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, assert_close, device, has_small_memory, host, normal, poison, primitives
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 
 UPSTREAM: Any = mx.fast.gated_delta_update
-ROUNDINGS = 2e-5  # of the state token by token, some thousands in float32
+check: Any = partial(recurrences.check, mlx_cuda.gated_delta)
 SHAPES = {  # batch, tokens, heads of keys and of values, sizes of a key and of a value
     "one token": (1, 1, 1, 1, 8, 1),
     "one token of Qwen 3 Next": (3, 1, 16, 32, 128, 128),
@@ -66,25 +66,6 @@ def parts_of(arrays: list[mx.array], begin: int, end: int) -> list[mx.array]:
     return [each[:, begin:end] for each in arrays]
 
 
-def state_tolerance(arrays: list[mx.array], **options: Any) -> float:
-    """Chunks round what is multiplied with the state, and nothing else does."""
-    chunked = mlx_cuda.explain(mlx_cuda.gated_delta, *arrays, **options).engine == "chunked"
-    return TOLERANCE[arrays[2].dtype] if chunked else ROUNDINGS
-
-
-def check(arrays: list[mx.array], *, fused: bool = True, slack: float = 1, about: object = None, **options: Any) -> None:
-    y, state = mlx_cuda.gated_delta(*arrays, **options)
-    if fused:
-        assert "LinearAttention" in primitives(y)
-    state_before = None if options.get("state") is None else host(options["state"])
-    mask = None if options.get("mask") is None else np.array(options["mask"])
-    expected = reference.linear_attention([host(each) for each in arrays], state_before, mask)
-    assert y.dtype == arrays[2].dtype
-    assert state.dtype == mx.float32
-    assert_close(y, expected[0], tolerance=slack * (ROUNDINGS if y.dtype == mx.float32 else TOLERANCE[y.dtype]), about=about)
-    assert_close(state, expected[1], tolerance=slack * state_tolerance(arrays, **options), about=about)
-
-
 @dtypes
 @gates
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
@@ -94,10 +75,7 @@ def test_matches_float64(rng: np.random.Generator, dtype: mx.Dtype, shape: tuple
     state = normal(rng, (batch, heads, value, key), mx.float32)
     mask = mx.array(rng.random((batch, tokens)) > 0.3)
     fused = not (channels and key > 128 and has_small_memory())
-    check(arrays, fused=fused)
-    check(arrays, fused=fused, state=state)
-    check(arrays, fused=fused, mask=mask)
-    check(arrays, fused=fused, state=state, mask=mask)
+    recurrences.check_all(mlx_cuda.gated_delta, arrays, state, mask, fused=fused)
 
 
 @dtypes
@@ -164,7 +142,7 @@ def test_any_split_of_a_sequence_gives_the_same(rng: np.random.Generator, dtype:
             y, state = mlx_cuda.gated_delta(*parts_of(arrays, begin, end), state=state)
             parts.append(y)
         assert_close(mx.concatenate(parts, axis=1), host(whole), tolerance=2 * TOLERANCE[dtype], about=cuts)
-        assert_close(state, host(last), tolerance=2 * state_tolerance(arrays), about=cuts)
+        assert_close(state, host(last), tolerance=2 * state_tolerance(mlx_cuda.gated_delta, arrays), about=cuts)
 
 
 VIEWS: dict[str, Callable[[mx.array], mx.array]] = {
@@ -232,17 +210,6 @@ def test_a_state_that_is_kept_is_not_written_to(rng: np.random.Generator, tokens
     assert all(mx.array_equal(a, b).item() for a, b in zip(first, again, strict=True))
 
 
-def packed(arrays: list[mx.array], cuts: list[int], state: mx.array | None, mask: mx.array | None) -> tuple[Array, Array]:
-    """Each sequence by itself."""
-    y, states = np.zeros(arrays[2].shape), []
-    for i, (begin, end) in enumerate(itertools.pairwise(cuts)):
-        own = [host(each[:, begin:end]) for each in arrays]
-        given = None if state is None else host(state[i : i + 1])
-        y[:, begin:end], last = reference.linear_attention(own, given, None if mask is None else np.array(mask)[:, begin:end])
-        states.append(last)
-    return y, np.concatenate(states)
-
-
 CUTS = pytest.mark.parametrize("cuts", [[0, 70], [0, 1, 1, 20, 36, 70], [3, 3, 50, 60]], ids=str)
 
 
@@ -266,14 +233,9 @@ def test_gradients(rng: np.random.Generator, dtype: mx.Dtype, tokens: int, *, ch
     arrays = draw(rng, (1, tokens, 2, 4, 32, 16), dtype, channels=channels)
     state, offsets = normal(rng, (1, 4, 16, 32), mx.float32), mx.array([0, tokens])
     cotangents = [normal(rng, (1, tokens, 4, 16), dtype), normal(rng, (1, 4, 16, 32), mx.float32)]
-    ours = mx.vjp(lambda *a: list(mlx_cuda.gated_delta(*a[:5], state=a[5])), [*arrays, state], cotangents)[1]
-    packed = mx.vjp(lambda *a: list(mlx_cuda.gated_delta(*a[:5], state=a[5], cu_seqlens=offsets)), [*arrays, state], cotangents)[1]
-    with mx.stream(mx.cpu):
-        wide = [each.astype(mx.float32) for each in (*arrays, state)]
-        theirs = mx.vjp(lambda *a: list(UPSTREAM(*a)), wide, [each.astype(mx.float32) for each in cotangents])[1]
-    for each in ours, packed:
-        for mine, expected in zip(each, theirs, strict=True):
-            assert_close(mine, host(expected), tolerance=GRADIENT_TOLERANCE[dtype])
+    own = partial(recurrences.check_gradients, theirs=UPSTREAM, arrays=[*arrays, state], cotangents=cotangents)
+    own(lambda *a: list(mlx_cuda.gated_delta(*a[:5], state=a[5])), tolerance=GRADIENT_TOLERANCE[dtype])
+    own(lambda *a: list(mlx_cuda.gated_delta(*a[:5], state=a[5], cu_seqlens=offsets)), tolerance=GRADIENT_TOLERANCE[dtype])
 
 
 GRADIENT_SHAPES = {  # of SHAPES' kind, that chunks take
@@ -299,14 +261,10 @@ def check_gradients(rng: np.random.Generator, arrays: list[mx.array], *, more: b
     def theirs(*a: mx.array) -> list[mx.array]:
         return list(composed(Call(a[0], a[1], a[2], a[3], a[4], a[5] if more else None, options.get("mask"), None), delta=True))
 
-    found = mx.vjp(ours, given, cotangents)[1]
-    if not compare:
-        mx.eval(found)
-        return
-    with mx.stream(mx.cpu):
-        expected = mx.vjp(theirs, *([each.astype(mx.float32) for each in own] for own in (given, cotangents)))[1]
-    for name, mine, other in zip(("q", "k", "v", "g", "beta", "state"), found, expected, strict=False):
-        assert_close(mine, host(other), tolerance=GRADIENT_TOLERANCE[arrays[2].dtype], about=(name, about))
+    if compare:
+        recurrences.check_gradients(ours, theirs, given, cotangents, GRADIENT_TOLERANCE[arrays[2].dtype], about)
+    else:
+        mx.eval(mx.vjp(ours, given, cotangents)[1])
 
 
 halves = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])

@@ -11,8 +11,8 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx.utils import tree_map
-from mlx_cuda._decoding import caches
-from mlx_cuda._decoding.models import decoding_of
+from mlx_cuda._mlx_lm import caches
+from mlx_cuda._mlx_lm.models import decoding_of
 
 from .mlx_lm_parts import part
 from .support import host, relative_error

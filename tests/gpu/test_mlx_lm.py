@@ -13,8 +13,8 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_cuda._decoding import caches
-from mlx_cuda._decoding.models import decoding_of
+from mlx_cuda._mlx_lm import caches
+from mlx_cuda._mlx_lm.models import decoding_of
 from mlx_cuda._patch import _unpatched
 
 from .mlx_lm_parts import Tokenizer, make_model, part, wide

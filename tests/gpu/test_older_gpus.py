@@ -9,8 +9,8 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx_cuda._common.choice import OLDEST_GPU
-from mlx_cuda._decoding import wrapped
 from mlx_cuda._loader import native
+from mlx_cuda._mlx_lm import wrapped
 from mlx_cuda._patch import EVERY
 
 from . import reference

@@ -9,8 +9,8 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda._decoding import pages
 from mlx_cuda._loader import native
+from mlx_cuda._replay.pool import held_by
 
 from .mlx_lm_parts import make_model, part, wide
 from .support import host, relative_error
@@ -81,7 +81,7 @@ def test_requests_with_one_prefix(rng: np.random.Generator, bits: Literal[4, 8] 
             mx.concatenate([model(own_tokens[:, at : at + 1], cache=cache) for own_tokens, cache in zip(words, batches, strict=True)])
             for at in range(tokens.shape[1])
         ]
-        held = [pages.held_by(cache) for cache in batches]
+        held = [held_by(cache) for cache in batches]
         numbers = [[page.number for page in sequence.pages[0]] for each in held if each is not None for sequence in each.sequences]
         return host(mx.concatenate(found, axis=1)), numbers
 

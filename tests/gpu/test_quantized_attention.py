@@ -11,7 +11,7 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx.utils import tree_map
-from mlx_cuda._decoding import caches
+from mlx_cuda._mlx_lm import caches
 
 from . import reference
 from .mlx_lm_parts import part

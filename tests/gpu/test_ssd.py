@@ -1,22 +1,18 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
 
-from . import reference
+from . import recurrences
 from .mlx_lm_parts import part
 from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, assert_close, device, host, normal, primitives
 
-if TYPE_CHECKING:
-    from .reference import Array
-
 pytestmark = pytest.mark.gpu
 
-ROUNDINGS = 2e-5  # token by token, some thousands in float32
 SHAPES = {  # batch, tokens, heads and groups, elements of a head and of its state's rows
     "one token": (2, 1, 8, 2, 64, 128),
     "a few": (1, 3, 4, 4, 7, 16),
@@ -35,12 +31,6 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> l
     return [x, device(rng.uniform(0.001, 0.5, x.shape[:3]), mx.float32), device(-rng.uniform(0.1, 8, heads), mx.float32), b, c]
 
 
-def exact(arrays: list[mx.array], state: mx.array | None, mask: mx.array | None) -> tuple[Array, Array]:
-    x, dt, a, b, c = map(host, arrays)
-    given, seen = None if state is None else host(state), None if mask is None else np.array(mask)
-    return reference.linear_attention([c, b, x, np.exp(dt * a), dt], given, seen, delta=False)
-
-
 @dtypes
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_matches_float64(rng: np.random.Generator, dtype: mx.Dtype, shape: tuple[int, ...]) -> None:
@@ -48,24 +38,14 @@ def test_matches_float64(rng: np.random.Generator, dtype: mx.Dtype, shape: tuple
     arrays = draw(rng, shape, dtype)
     chunked = mlx_cuda.explain(mlx_cuda.ssd, *arrays).engine == "chunked"
     assert chunked == (dtype != mx.float32 and tokens > 64 and size <= 128)
-    for state in None, normal(rng, (batch, heads, inner, size), mx.float32):
-        for mask in None, mx.array(rng.random((batch, tokens)) > 0.3):
-            y, last = mlx_cuda.ssd(*arrays, state=state, mask=mask)
-            assert "LinearAttention" in primitives(y)
-            expected = exact(arrays, state, mask)
-            assert_close(y, expected[0], tolerance=ROUNDINGS if dtype == mx.float32 else TOLERANCE[dtype])
-            assert_close(last, expected[1], tolerance=TOLERANCE[dtype] if chunked else ROUNDINGS)
+    state, mask = normal(rng, (batch, heads, inner, size), mx.float32), mx.array(rng.random((batch, tokens)) > 0.3)
+    recurrences.check_all(mlx_cuda.ssd, arrays, state, mask)
 
 
 @dtypes
 def test_derivatives_are_those_of_the_composition(rng: np.random.Generator, dtype: mx.Dtype) -> None:
     arrays, cotangent = draw(rng, (1, 80, 4, 2, 16, 32), dtype), normal(rng, (1, 80, 4, 16), dtype)
-    ours = mx.vjp(lambda *a: mlx_cuda.ssd(*a)[0], arrays, [cotangent])[1]
-    with mx.stream(mx.cpu):
-        wide = [each.astype(mx.float32) for each in arrays]
-        theirs = mx.vjp(lambda *a: mlx_cuda.ssd(*a)[0], wide, [cotangent.astype(mx.float32)])[1]
-    for mine, expected in zip(ours, theirs, strict=True):
-        assert_close(mine, host(expected), tolerance=5 * TOLERANCE[dtype])
+    recurrences.check_gradients(lambda *a: mlx_cuda.ssd(*a)[0], lambda *a: mlx_cuda.ssd(*a)[0], arrays, [cotangent], 5 * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
@@ -75,12 +55,11 @@ def test_gradients_by_chunks(rng: np.random.Generator, dtype: mx.Dtype) -> None:
     mask = mx.array(rng.random((2, 150)) > 0.3)
     cotangents = [normal(rng, (2, 150, 4, 40), dtype), normal(rng, (2, 4, 40, 72), mx.float32)]
     assert mlx_cuda.explain(mlx_cuda.ssd, *arrays[:5], mask=mask).engine == "chunked"
-    found = mx.vjp(lambda *a: list(mlx_cuda.ssd(*a[:5], state=a[5], mask=mask)), arrays, cotangents)[1]
-    with mx.stream(mx.cpu):
-        wide, slopes = ([each.astype(mx.float32) for each in own] for own in (arrays, cotangents))
-        theirs = mx.vjp(lambda *a: list(mlx_cuda.ssd(*a[:5], state=a[5], mask=mask)), wide, slopes)[1]
-    for mine, expected in zip(found, theirs, strict=True):
-        assert_close(mine, host(expected), tolerance=GRADIENT_TOLERANCE[dtype])
+
+    def both(*a: mx.array) -> list[mx.array]:
+        return list(mlx_cuda.ssd(*a[:5], state=a[5], mask=mask))
+
+    recurrences.check_gradients(both, both, arrays, cotangents, GRADIENT_TOLERANCE[dtype])
 
 
 def test_vmap(rng: np.random.Generator) -> None:

@@ -11,8 +11,8 @@ import mlx_cuda
 import pytest
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map
-from mlx_cuda._decoding import models
-from mlx_cuda._decoding.models import decoding_of
+from mlx_cuda._mlx_lm import models
+from mlx_cuda._mlx_lm.models import decoding_of
 
 from .changes import changes
 from .mlx_lm_parts import SIZES, part

@@ -12,8 +12,8 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda._decoding.models import decoding_of
 from mlx_cuda._loader import native
+from mlx_cuda._mlx_lm.models import decoding_of
 
 from .decoding_model import KVCache, Model
 from .operations import MORE, OPERATIONS, OTHERS

@@ -9,9 +9,9 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda._decoding import caches
-from mlx_cuda._decoding.calls import logits_of
-from mlx_cuda._decoding.models import decoding_of
+from mlx_cuda._mlx_lm import caches
+from mlx_cuda._mlx_lm.calls import logits_of
+from mlx_cuda._mlx_lm.models import decoding_of
 
 from benchmarks import vendored_parts
 from benchmarks.vendored_parts import VERSIONS, part

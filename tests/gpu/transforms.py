@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda import _mlx_lm as mlx_lm
+from mlx_cuda._mlx_lm import places as mlx_lm
 from mlx_cuda._patch import EVERY, EXPORTERS
 
 from .mlx_lm_parts import part

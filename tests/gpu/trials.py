@@ -78,6 +78,8 @@ def laid_out(values: NDArray[np.float32], layout: str, dtype: mx.Dtype) -> mx.ar
         return mx.broadcast_to(on_device(values[:1], dtype), values.shape)
     if layout == "one head":
         return mx.broadcast_to(on_device(values[:, :1], dtype), values.shape)
+    if layout == "one for all":
+        return mx.broadcast_to(on_device(values[:1, :1], dtype), values.shape)
     return on_device(values, dtype)
 
 
@@ -125,14 +127,18 @@ def _evaluate(case: Case, arrays: dict[str, Any], call: Callable[..., Any], give
     return host
 
 
-def _dense(case: Case, arrays: dict[str, Any]) -> Outcome:
+def dense(case: Case, arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of a dense case: arrays that gradients are of, and options."""
     dtype = DTYPES[case.dtype]
-    if case.spoilt:
-        for name, layout in (("k", case.layouts[1]), ("v", case.layouts[2])):
-            arrays[name] = arrays[name] if layout == "one batch" else _spoilt(case, arrays[name])
-    given: dict[str, Any] = {name: laid_out(arrays[name], layout, dtype) for name, layout in zip("qkv", case.layouts, strict=True)}
+    for name, layout in zip("kv", case.layouts[1:], strict=True) if case.spoilt else ():
+        arrays[name] = arrays[name] if layout in {"one batch", "one for all"} else _spoilt(case, arrays[name])
+    given = {name: laid_out(arrays[name], layout, dtype) for name, layout in zip("qkv", case.layouts, strict=True)}
     given |= {name: on_device(arrays[name], dtype) for name in ("mask", "sinks") if name in arrays and arrays[name].dtype != np.bool_}
-    options = _options(case, arrays)
+    return given, _options(case, arrays)
+
+
+def _dense(case: Case, arrays: dict[str, Any]) -> Outcome:
+    given, options = dense(case, arrays)
     engine = mlx_cuda.explain(**given, **options).engine
     return Outcome(engine, _evaluate(case, arrays, lambda **given: mlx_cuda.attention(**given, **options), given))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import mlx.core as mx
 import mlx_cuda
-from mlx_cuda._decoding.models import decoding_of
+from mlx_cuda._mlx_lm.models import decoding_of
 
 from benchmarks.mlx_lm_parts import part
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import pytest
 from mlx_cuda._common import limits
-from mlx_cuda._decoding import in_pages
 from mlx_cuda._loader import device_code as _device_code
 from mlx_cuda._loader import native as _native
+from mlx_cuda._mlx_lm import in_pages
 
 from .compiled import native
 from .engines import engines

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda import _mlx_lm as mlx_lm
 from mlx_cuda import _patch
 from mlx_cuda._attention.composed import compose
 from mlx_cuda._common.gradients import with_gradients
 from mlx_cuda._loader import native as _native
+from mlx_cuda._mlx_lm import places as mlx_lm
 from mlx_cuda._recurrence import rules, short_conv
 from mlx_cuda._recurrence.fused import unfused
 

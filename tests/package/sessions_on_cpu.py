@@ -11,17 +11,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._attention.paged import _written as written
-from mlx_cuda._decoding import caches, models, paged, pages, prefixes, prompts, recording, states, step, watch
-from mlx_cuda._decoding.models import Decoding
-from mlx_cuda._decoding.recording import PagedStandIn, Recording, ReplacedStandIn, while_recorded
 from mlx_cuda._loader import native as _native
+from mlx_cuda._mlx_lm import batches, caches, models, pages, prompts, stand_ins
+from mlx_cuda._mlx_lm.models import Decoding
+from mlx_cuda._mlx_lm.stand_ins import PagedStandIn, ReplacedStandIn
+from mlx_cuda._replay import capture, pool, prefixes, sequences, states, step, watch
+from mlx_cuda._replay.capture import Recording, while_recorded
+from mlx_cuda._replay.kinds import Place
 
 from ..gpu.decoding_model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from mlx_cuda._decoding.caches import Place
 
 
 class CaptureError(RuntimeError):
@@ -173,7 +174,7 @@ def holders(arrays: list[mx.array]) -> set[int]:
     return {sys.getrefcount(array) for array in arrays}
 
 
-class Session(step.Session):
+class Session(stand_ins.Session):
     """With a model that runs again."""
 
     def record(self, taken: step.Taken, twins: list[Any] | None) -> mx.array:
@@ -194,7 +195,7 @@ class Session(step.Session):
                     stand_ins.append(
                         ReplacedStandIn(recording, own, *states[layer])
                         if layer in states
-                        else step._stand_in(recording, kind, cache, None, list(memory), group)
+                        else self.stand_in(recording, kind, cache, None, list(memory), group)
                     )
                 logits: mx.array = function(model, self.step.tokens(), cache=[getattr(each, "shown", each) for each in stand_ins])
                 for new, into in [pair for layer in states for pair in zip(*stand_ins[layer].replaced(), strict=True)]:
@@ -208,11 +209,11 @@ class Session(step.Session):
                 fewer.more_masks = False
                 return while_recorded(fewer, record)
 
-        self.step.again, self.step.places = again, [caches.Place(0, 0, 1)] * (max(self.groups) + 1 + self.apart)
+        self.step.again, self.step.places = again, [Place(0, 0, 1)] * (max(self.groups) + 1 + self.apart)
         return super().record(taken, twins)
 
 
-class PagedSession(paged.PagedSession):
+class PagedSession(batches.PagedSession):
     """With a model that runs again."""
 
     def record(self, model: Any, function: Any, logits: tuple[int, ...], changes: list[Any]) -> None:
@@ -223,7 +224,7 @@ class PagedSession(paged.PagedSession):
 
             def record(recording: Recording) -> mx.array:
                 given: list[Any] = [
-                    PagedStandIn(recording, pair, session.columns * pages.PAGE, pool.packing, window, place)
+                    PagedStandIn(recording, pair, session.columns * sequences.PAGE, pool.packing, window, place)
                     if change is None
                     else ReplacedStandIn(recording, state, change.cls, change.arrays)
                     for pair, window, place, state, change in zip(pool.arrays, pool.windows, pool.places, own, changes, strict=True)
@@ -234,7 +235,7 @@ class PagedSession(paged.PagedSession):
 
             return while_recorded(Recording(session.step), record)
 
-        self.step.again, self.step.places = again, [caches.Place(0, 0, 1)] * self.count
+        self.step.again, self.step.places = again, [Place(0, 0, 1)] * self.count
         super().record(model, function, logits, changes)
         replace(self.pool.states, [[array + 9 for array in state] for state in self.pool.states.first(self.batch)])  # it has run once
 
@@ -259,9 +260,9 @@ def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
         write_to_pages=write_to_pages,
         row_sums=row_sums,
     )
-    for module in (models, step, paged, pages, prefixes, prompts, recording, watch):
+    for module in (models, step, batches, pool, prefixes, prompts, capture, watch):
         monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda _: native, loaded=None))
-    monkeypatch.setattr(paged, "PagedSession", PagedSession)
+    monkeypatch.setattr(batches, "PagedSession", PagedSession)
     monkeypatch.setattr(states.States, "write", lambda self, _, content, __: replace(self, content))
     monkeypatch.setattr(models, "Session", Session)
     monkeypatch.setattr(caches, "LEAST_CAPACITY", 16)
@@ -295,6 +296,6 @@ def words(count: int) -> mx.array:
 
 
 def set_both(monkeypatch: pytest.MonkeyPatch, name: str, value: float) -> None:
-    for module in (paged, pages):
+    for module in (batches, pages, pool, sequences):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, value)

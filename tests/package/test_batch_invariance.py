@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from mlx_cuda import _patch
 from mlx_cuda._attention.options import Options
-from mlx_cuda._decoding import pages
 from mlx_cuda._invariant import attention, grouped, masks, products, rows
 from mlx_cuda._invariant.state import NotInvariant, setting
 from mlx_cuda._loader import native as _native
 from mlx_cuda._matmul.formats import Format
+from mlx_cuda._replay import packing
 
 from tests.gpu.mlx_lm_parts import make_model, part
 
@@ -424,7 +424,7 @@ def test_quantized_caches_and_it_exclude_each_other() -> None:
     with mlx_cuda.patch(kv_bits=8), pytest.raises(ValueError, match=r"\[patch\] batch_invariant"):
         mlx_cuda.patch(batch_invariant=True)
     with mlx_cuda.patch(kv_bits=8), mlx_cuda.patch(kv_bits=16, batch_invariant=True):
-        assert pages.settings.packing is None
+        assert packing.settings.packing is None
     with mlx_cuda.patch(batch_invariant=True), pytest.raises(ValueError, match=r"\[patch\] batch_invariant"):
         mlx_cuda.patch(kv_bits=8)
 

@@ -12,14 +12,17 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx_cuda import _patch
-from mlx_cuda._decoding import caches, paged, pages
-from mlx_cuda._decoding.recording import PagedStandIn
+from mlx_cuda._mlx_lm import batches, caches, pages
+from mlx_cuda._mlx_lm.stand_ins import PagedStandIn
+from mlx_cuda._replay import packing, sequences
+from mlx_cuda._replay.errors import NotReplayed
+from mlx_cuda._replay.pool import Pool, held_by
 
 from ..gpu.decoding_model import BatchKVCache, BatchRotatingKVCache, KVCache, Model, RotatingKVCache, merged, of_changing_size
 from .sessions_on_cpu import Step, close, replayed, set_both, words
 
 if TYPE_CHECKING:
-    from mlx_cuda._decoding.models import Decoding
+    from mlx_cuda._mlx_lm.models import Decoding
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -156,7 +159,7 @@ def test_batches_share_pages(decoding: Decoding, model: Model) -> None:
         each.extend(more)
         each.filter([3, 1])
     del one, more
-    assert len(pool.regions[0].free) == free + 1 + pages.AHEAD  # two went, one came
+    assert len(pool.regions[0].free) == free + 1 + sequences.AHEAD  # two went, one came
     wanted = merged(model, [tokens[:1, :6], tokens[1:2, :3]])
     logits = [call(tokens[:2, i : i + 1], cache) for i in range(12, 16)]
     expected = []
@@ -165,11 +168,11 @@ def test_batches_share_pages(decoding: Decoding, model: Model) -> None:
         each.filter([0])
     expected = [model(tokens[:1, i : i + 1], cache=wanted) for i in range(12, 16)]
     assert all(close(ours[:1], theirs) for ours, theirs in zip(logits, expected, strict=True))
-    assert all(map(pages.is_in_pages, cache))
-    assert cache[0].nbytes == 2 * (1 + pages.AHEAD) * pages.PAGE * 16 * 4 * 2
-    taken, held = len(pool.regions[0].free), pages.held_by(cache)
+    assert all(map(sequences.is_in_pages, cache))
+    assert cache[0].nbytes == 2 * (1 + sequences.AHEAD) * sequences.PAGE * 16 * 4 * 2
+    taken, held = len(pool.regions[0].free), held_by(cache)
     given = [each.extract(0) for each in cache]
-    assert (len(pool.regions[0].free), pages.held_by(cache)) == (taken, held)  # what was given away has arrays of its own
+    assert (len(pool.regions[0].free), held_by(cache)) == (taken, held)  # what was given away has arrays of its own
     assert {type(each) for each in given} == {KVCache}
     before = np.array(given[1].keys)
     call(tokens[:2, 16:17], cache)
@@ -243,7 +246,7 @@ def test_a_sequence_that_has_read_nothing_joins(decoding: Decoding, model: Model
             if not arrays:
                 each.keys = each.values = None
         logits.append(call(tokens[:1, 20:21], one))
-        among = [pages.is_in_pages(each) for each in (*cache, *one)]
+        among = [sequences.is_in_pages(each) for each in (*cache, *one)]
         for each, more in zip(cache, one, strict=True):
             each.extend(more)
         four = mx.concatenate([tokens, tokens[:1]])
@@ -343,31 +346,33 @@ def test_pages_are_made_again_where_twice_as_many_have_no_room(decoding: Decodin
     cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
     for i in range(8, 12):
         call(tokens[:, i : i + 1], cache)
-    assert pages.is_in_pages(cache[0])
+    assert sequences.is_in_pages(cache[0])
     assert 0 < decoding.batches.nbytes < 1 << 26
 
 
 def test_fewer_pages_where_others_have_the_memory(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, call, asked, cleared = words(40), replayed(decoding, model), list[int](), list[int]()
 
-    def make(caches: list[Any], counts: dict[int | None, int], *others: Any) -> pages.Pool:
+    def make(caches: list[Any], counts: dict[int | None, int], *others: Any) -> Pool:
         asked.append(counts[None])
         if counts[None] > 100:
             raise RuntimeError("[malloc] Unable to allocate 9 bytes.")
-        return pages.Pool(caches, counts, *others)
+        return Pool(caches, counts, *others)
 
-    monkeypatch.setattr(paged, "Pool", make)
+    monkeypatch.setattr(batches, "Pool", make)
     monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(len(asked)))
     found = []
     for step in (lambda tokens, cache: model(tokens, cache=cache), call):
         cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
         found.append([step(tokens[:, i : i + 1], cache) for i in range(8, 12)])
     assert all(close(*both) for both in zip(*found, strict=True))
-    assert pages.is_in_pages(cache[0])
-    assert asked[0] > asked[1] > asked[2] == 1 + 3 * pages.pages_for(8 + paged.HEADROOM, np.inf)  # as many as these need, if no others
+    assert sequences.is_in_pages(cache[0])
+    assert (
+        asked[0] > asked[1] > asked[2] == 1 + 3 * sequences.pages_for(8 + batches.HEADROOM, np.inf)
+    )  # as many as these need, if no others
     assert cleared == [1, 2]
     assert not decoding.errors
-    monkeypatch.setattr(paged, "Pool", lambda *_: pytest.fail("the pages suffice"))
+    monkeypatch.setattr(batches, "Pool", lambda *_: pytest.fail("the pages suffice"))
     call(tokens[:, 12:13], cache)
 
 
@@ -383,7 +388,7 @@ def test_weights_that_moved_are_recorded_again(decoding: Decoding, model: Model,
     call(tokens[:, 13:14], cache)
     assert decoding.recorded == before + 1
     assert decoding.batches.pool is pool
-    assert pages.is_in_pages(cache[0])
+    assert sequences.is_in_pages(cache[0])
 
 
 def test_a_batch_whose_further_sizes_differ_is_not_in_pages(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,14 +398,14 @@ def test_a_batch_whose_further_sizes_differ_is_not_in_pages(decoding: Decoding, 
         call(tokens[:, i : i + 1], cache)
 
     def differs(*_: Any) -> None:
-        raise caches.NotReplayed("other logits")
+        raise NotReplayed("other logits")
 
-    monkeypatch.setattr(paged, "compare", differs)
+    monkeypatch.setattr(batches, "compare", differs)
     for each in cache:
         each.filter([0, 1])
     decoding.step(model, type(model).__call__, tokens[:2, 12:13], cache, at_once=False)
     assert decoding.batches.refused
-    assert not pages.is_in_pages(cache[0])
+    assert not sequences.is_in_pages(cache[0])
 
 
 def test_too_few_pages(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,7 +455,7 @@ def test_the_newest_bits_count_for_batches_that_begin(decoding: Decoding, monkey
             batches.append(merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))]))
         for i in range(8, 12):
             call(tokens[:, i : i + 1], batches[-1])
-        held = pages.held_by(batches[-1])
+        held = held_by(batches[-1])
         assert held is not None
         return held.pool.packing
 
@@ -475,7 +480,7 @@ def test_the_newest_bits_count_for_batches_that_begin(decoding: Decoding, monkey
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_pages_that_are_quantised(decoding: Decoding, monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
-    monkeypatch.setattr(pages.settings, "packing", pages.Packing(32, bits))
+    monkeypatch.setattr(packing.settings, "packing", packing.Packing(32, bits))
     mx.random.seed(7)
     model, tokens = Model(size=64, heads=2, kv_heads=1, dim=32, hidden=32), words(40)
     model.set_dtype(mx.bfloat16)

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
-from mlx_cuda._decoding.caches import Batched, Growing, NotReplayed, Place, Replaced, Rotating, kind_of
+from mlx_cuda._mlx_lm.caches import Batched, Growing, Replaced, Rotating, kind_of
+from mlx_cuda._replay.errors import NotReplayed
+from mlx_cuda._replay.kinds import Place
 
 
 def test_growing() -> None:

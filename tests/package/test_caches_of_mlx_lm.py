@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_cuda._decoding import in_pages, pages, wrapped
-from mlx_cuda._decoding.paged import Batches
+from mlx_cuda._mlx_lm import in_pages, wrapped
+from mlx_cuda._mlx_lm.batches import Batches
+from mlx_cuda._replay import packing, sequences
 
 from benchmarks.mlx_lm_parts import part
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from mlx_cuda._decoding.models import Decoding
+    from mlx_cuda._mlx_lm.models import Decoding
 
 try:
     caches = part("models.cache")
@@ -40,7 +41,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "quantized": lambda: caches.QuantizedKVCache(group_size=32, bits=8),
 }
 BATCHES = {"growing": KINDS["growing"], "rotating": KINDS["rotating"], "full": lambda: caches.RotatingKVCache(MOST)}
-FORMS: dict[str, Any] = {"captured": None, "in pages": None, "quantized": pages.Packing(32, 8)}
+FORMS: dict[str, Any] = {"captured": None, "in pages": None, "quantized": packing.Packing(32, 8)}
 LARGEST = {"captured": 1e-4, "in pages": 1e-4, "quantized": 0.2}  # errors of keys and values
 WORDS = mx.array(np.random.default_rng(3).integers(0, 100, (3, 200)))
 
@@ -87,7 +88,7 @@ def steps(call: Callable[[mx.array, list[Any]], mx.array], cache: list[Any], fir
 
 def hide(decoding: Decoding, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have batches be where a test wants them."""
-    monkeypatch.setattr(pages.settings, "packing", FORMS[form])
+    monkeypatch.setattr(packing.settings, "packing", FORMS[form])
     vars(decoding)["_own"].batches = Batches(refused=form == "captured")
 
 
@@ -187,7 +188,7 @@ def test_files_of_batches_hold_what_is_used_alone(
     del gone
     ours, theirs = (batch(model, BATCHES[kind]) for _ in range(2))
     steps(step, ours, PROMPT, 50, 3), steps(as_it_is, theirs, PROMPT, 50, 3)
-    assert all(map(pages.is_in_pages, ours)) == (form != "captured")
+    assert all(map(sequences.is_in_pages, ours)) == (form != "captured")
     caches.save_prompt_cache(str(tmp_path / "ours.safetensors"), ours)
     for one, other in zip(ours, theirs, strict=True):
         for array, wanted in zip(arrays_of(one), arrays_of(other), strict=True):
@@ -240,8 +241,8 @@ def test_copies_of_a_batch(
     kinds = [type(each) for each in ours]
     steps(step, ours, PROMPT, 55, 3), steps(as_it_is, theirs, PROMPT, 55, 3)
     other = COPIES[copied](ours)
-    assert all(map(pages.is_in_pages, ours)) == (form != "captured")
-    assert not any(map(pages.is_in_pages, other))
+    assert all(map(sequences.is_in_pages, ours)) == (form != "captured")
+    assert not any(map(sequences.is_in_pages, other))
     assert [type(each) for each in other] == [type(each) for each in ours] == kinds
     assert [vars(each).keys() for each in other] == [vars(each).keys() for each in theirs]
     expected = steps(as_it_is, theirs, 60, 66, 3)
@@ -279,7 +280,7 @@ def test_a_batch_in_pages_is_written_to(model: Any, step: Any, as_it_is: Any) ->
         with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
             _ = each.nothing
         each.left_padding = each.left_padding + mx.array([1, 0, 2])
-    assert not any(map(pages.is_in_pages, ours))
+    assert not any(map(sequences.is_in_pages, ours))
     for one, other in zip(ours, theirs, strict=True):
         assert (one.size(), one.empty(), one.left_padding.tolist()) == (other.size(), False, other.left_padding.tolist())
     assert close(model(WORDS[:, 30:31], cache=ours), model(WORDS[:, 30:31], cache=theirs))

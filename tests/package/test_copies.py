@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda import _mlx_lm, _patch
-from mlx_cuda._common import copies
-from mlx_cuda._decoding import caches as caches_module
-from mlx_cuda._decoding import positions, wrapped
-from mlx_cuda._decoding.caches import Growing, NotReplayed, kind_of
+from mlx_cuda import _patch
 from mlx_cuda._invariant.mlx_lm import MASKS
+from mlx_cuda._mlx_lm import caches as caches_module
+from mlx_cuda._mlx_lm import copies, places, positions, wrapped
+from mlx_cuda._mlx_lm.caches import Growing, kind_of
+from mlx_cuda._replay.errors import NotReplayed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,7 +101,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     yield make
     mlx_cuda.unpatch()
     wrapped.remove()
-    _mlx_lm.take_away()
+    places.take_away()
     for each in set(sys.modules) - before:
         del sys.modules[each]
 
@@ -168,7 +168,7 @@ def test_known_functions_are_replaced_where_their_package_has_them(write: Callab
     user = write("user", "user", user="from equal.models.base import gated_delta_ops")
     copy = sys.modules["equal.models.base"]
     theirs = copy.gated_delta_ops
-    assert _mlx_lm.put()
+    assert places.put()
     assert wraps(copy.gated_delta_ops)
     assert wraps(model.gated_delta_ops)
     assert not wraps(other.gated_delta_ops)
@@ -176,11 +176,11 @@ def test_known_functions_are_replaced_where_their_package_has_them(write: Callab
     late = write("equal", "late", late="from .base import gated_delta_ops")
     assert wraps(late.gated_delta_ops)
     assert copy.gated_delta_ops(mx.ones(1), "no array", None, None, None)[0] == "theirs"
-    assert _mlx_lm.left_alone("altered") == ["altered.models.base.gated_delta_ops"]
-    assert _mlx_lm.left_alone("equal") == _mlx_lm.left_alone("mlx_lm") == []
-    _mlx_lm.take_away()
+    assert places.left_alone("altered") == ["altered.models.base.gated_delta_ops"]
+    assert places.left_alone("equal") == places.left_alone("mlx_lm") == []
+    places.take_away()
     assert {copy.gated_delta_ops, model.gated_delta_ops, late.gated_delta_ops} == {theirs}
-    _mlx_lm.take_away()
+    places.take_away()
     assert copy.gated_delta_ops is theirs
 
 
@@ -189,7 +189,7 @@ def test_more_arguments_than_mlx_lm_s(write: Callable[..., Any]) -> None:
     text = BASE.replace("mask=None):", "mask=None, state_steps=None):")
     copy = write("longer", "base", base=text)
     copies.KNOWN[copies.digest(copy.gated_delta_ops)] = "gated_delta_ops"
-    _mlx_lm.put()
+    places.put()
     arrays = [mx.ones((1, 2, 1, 4))] * 3 + [mx.ones((1, 2, 1))] * 2
     for more in ((), (None, None, 2), (None, None, None)):
         assert copy.gated_delta_ops(*arrays, *more)[0] == "theirs"  # without a GPU
@@ -228,4 +228,4 @@ def test_models_beside_known_caches_replay_their_steps(write: Callable[..., Any]
 
 def test_what_is_tried_is_named() -> None:
     assert all(name.startswith("mlx-") for name in copies.TRIED)
-    assert {name.partition(" ")[0] for name in copies.KNOWN.values()} == {*_mlx_lm.NAMES, *caches_module.NAMES, positions.KNOWN, MASKS}
+    assert {name.partition(" ")[0] for name in copies.KNOWN.values()} == {*places.NAMES, *caches_module.NAMES, positions.KNOWN, MASKS}

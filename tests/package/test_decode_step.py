@@ -11,8 +11,8 @@ import mlx.core as mx
 import mlx_cuda
 import pytest
 from mlx_cuda import _decode_step
-from mlx_cuda._decoding.models import decoding_of
 from mlx_cuda._loader import native as _native
+from mlx_cuda._mlx_lm.models import decoding_of
 
 from .sessions_on_cpu import native_module
 from .threads import in_threads

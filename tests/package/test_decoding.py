@@ -12,12 +12,13 @@ from typing import Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda._decoding import in_pages, models, wrapped
-from mlx_cuda._decoding.caches import Growing, NotReplayed
-from mlx_cuda._decoding.models import Decoding, decoding_of
-from mlx_cuda._decoding.recording import Recording, while_recorded
-from mlx_cuda._decoding.wrapped import replaying
 from mlx_cuda._loader import native as _native
+from mlx_cuda._mlx_lm import in_pages, models, wrapped
+from mlx_cuda._mlx_lm.caches import Growing
+from mlx_cuda._mlx_lm.models import Decoding, decoding_of
+from mlx_cuda._mlx_lm.wrapped import replaying
+from mlx_cuda._replay.capture import Recording, while_recorded
+from mlx_cuda._replay.errors import NotReplayed
 
 from .sessions_on_cpu import leave_unloaded, native_module
 

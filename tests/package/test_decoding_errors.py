@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
-from mlx_cuda._decoding import models
-from mlx_cuda._decoding.caches import CaptureFailed, NotReplayed
-from mlx_cuda._decoding.memory import has_room
 from mlx_cuda._loader import native as _native
+from mlx_cuda._mlx_lm import models
+from mlx_cuda._replay.errors import CaptureFailed, NotReplayed
+from mlx_cuda._replay.memory import has_room
 
 from .sessions_on_cpu import CaptureError, native_module
 from .test_decoding import TOKEN, BatchKVCache, KVCache, Session, decoding, step
 
 if TYPE_CHECKING:
-    from mlx_cuda._decoding.models import Decoding
+    from mlx_cuda._mlx_lm.models import Decoding
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
-from mlx_cuda._decoding import caches as caches_module
-from mlx_cuda._decoding import models, recording, watch
-from mlx_cuda._decoding.models import Decoding
 from mlx_cuda._loader import native as _native
+from mlx_cuda._mlx_lm import caches as caches_module
+from mlx_cuda._mlx_lm import models
+from mlx_cuda._mlx_lm.models import Decoding
+from mlx_cuda._replay import capture, watch
 
 from ..gpu.decoding_model import KVCache, RotatingKVCache
 from .sessions_on_cpu import leave_unloaded, native_module
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from mlx_cuda._decoding.caches import Place
+    from mlx_cuda._replay.kinds import Place
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
-DECODING = str(Path(models.__file__).parent)
-WATCHED = (DECODING, __file__, contextlib.__file__, sys.modules[KVCache.__init__.__module__].__file__ or "")
+CAPTURING = [str(Path(str(module.__file__)).parent) for module in (models, capture)]
+WATCHED = (*CAPTURING, __file__, contextlib.__file__, sys.modules[KVCache.__init__.__module__].__file__ or "")
 POINTS = 2000  # a step has fewer
 WINDOW = 8
 
@@ -189,10 +190,10 @@ def test_an_interrupted_step_can_be_taken_again(kinds: str, at: int) -> None:
         before = where(cache)
         found, place = interrupted(decoding, model, cache, token(at), point)
         with pytest.raises(RuntimeError, match="un-acquired"):  # noqa: PT012
-            recording._lock.release()
+            capture._lock.release()
             pytest.fail(place)
         assert mx.fast.scaled_dot_product_attention is own, place
-        assert getattr(recording._current, "recording", None) is None, place
+        assert getattr(capture._current, "recording", None) is None, place
         assert not getattr(models._inside, "a_step", False), place
         if found is None:
             assert where(cache) == before, place

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
-from mlx_cuda import _mlx_lm
+from mlx_cuda._mlx_lm import places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,9 +25,9 @@ WINDOW, COUNT = 8, 40
 
 @pytest.fixture(autouse=True)
 def replaced() -> Iterator[None]:
-    assert _mlx_lm.put()
+    assert places.put()
     yield
-    _mlx_lm.take_away()
+    places.take_away()
 
 
 def make_model(seed: int, window: int = WINDOW) -> Any:
@@ -63,7 +63,7 @@ def test_tokens_are_those_of_the_model(length: int, drafts: int) -> None:
 def test_mlx_lm_alone_gives_other_tokens() -> None:
     """So that this file goes once mlx-lm is right."""
     model, prompt = make_model(0), mx.arange(3 * WINDOW) % 48
-    _mlx_lm.take_away()
+    places.take_away()
     assert drafted(model, make_model(1), prompt) != alone(model, prompt)
 
 

@@ -7,16 +7,15 @@ from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
-import numpy as np
 import pytest
 from mlx_cuda._loader import native as _native
 from mlx_cuda._recurrence.composed import composed
 from mlx_cuda._recurrence.gated_delta import prepare
 from mlx_cuda._recurrence.rules import Call, choose
 
-from tests.gpu import reference
+from tests.gpu.recurrences import exact, packed
 
-from .references import Array, assert_close, host, random
+from .references import assert_close, host, random
 
 Arrays = list[mx.array]
 UPSTREAM: Any = mx.fast.gated_delta_update
@@ -33,11 +32,9 @@ def draw(batch: int = 2, tokens: int = 7, heads: tuple[int, int] = (2, 4), *, ch
 @pytest.mark.parametrize("channels", [False, True], ids=["heads", "channels"])
 def test_matches_float64(*, channels: bool) -> None:
     arrays, state, mask = draw(channels=channels), random((2, 4, 6, 8)), random((2, 7)) > -0.5
-    tried: list[dict[str, Any]] = [{}, {"state": state}, {"mask": mask}, {"state": state, "mask": mask}]
-    for options in tried:
-        y, last = mlx_cuda.gated_delta(*arrays, **options)
-        given = host(state) if "state" in options else None
-        expected = reference.linear_attention(list(map(host, arrays)), given, np.array(mask) if "mask" in options else None)
+    for given, seen in itertools.product((None, state), (None, mask)):
+        y, last = mlx_cuda.gated_delta(*arrays, state=given, mask=seen)
+        expected = exact(mlx_cuda.gated_delta, arrays, given, seen)
         assert_close(y, expected[0])
         assert_close(last, expected[1])
 
@@ -50,19 +47,11 @@ def test_masks_of_numbers_are_masks() -> None:
     assert mask[0].tolist() == [False, True, True, False, True, True, False]
 
 
-def each_by_itself(arrays: Arrays, cuts: list[int], state: mx.array) -> tuple[Array, Array]:
-    found = [
-        reference.linear_attention([host(each[:, begin:end]) for each in arrays], host(state[i : i + 1]))
-        for i, (begin, end) in enumerate(itertools.pairwise(cuts))
-    ]
-    return np.concatenate([y for y, _ in found], axis=1), np.concatenate([last for _, last in found])
-
-
 @pytest.mark.parametrize("cuts", [[0, 7], [0, 1, 1, 5, 7]], ids=str)
 def test_packed_sequences(cuts: list[int]) -> None:
     arrays, state = draw(batch=1), random((len(cuts) - 1, 4, 6, 8))
     y, last = mlx_cuda.gated_delta(*arrays, cu_seqlens=mx.array(cuts), state=state)
-    expected = each_by_itself(arrays, cuts, state)
+    expected = packed(arrays, cuts, state)
     assert_close(y, expected[0])
     assert_close(last, expected[1])
 
@@ -198,7 +187,7 @@ def their_module(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_mlx_lm_s_function_is_replaced_and_comes_back(their_module: Any) -> None:
-    from mlx_cuda import _mlx_lm as mlx_lm
+    from mlx_cuda._mlx_lm import places as mlx_lm
 
     theirs = their_module.gated_delta_ops
     mlx_lm.put()

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda._decoding import pages, wrapped
 from mlx_cuda._loader import native as _native
+from mlx_cuda._mlx_lm import wrapped
 from mlx_cuda._patch import EVERY
+from mlx_cuda._replay import packing
 
 from .references import assert_close, host, random
 
@@ -203,17 +204,17 @@ def test_explain_takes_every_operation() -> None:
 
 def test_bits_of_batches() -> None:
     with mlx_cuda.patch(kv_bits=8, kv_group_size=32):
-        assert pages.settings.packing == (32, 8)
+        assert packing.settings.packing == (32, 8)
         with mlx_cuda.patch(), mlx_cuda.patch(kv_bits=16):
-            assert pages.settings.packing is None
+            assert packing.settings.packing is None
             with mlx_cuda.patch(kv_bits=4):
-                assert pages.settings.packing == (64, 4)
-            assert pages.settings.packing is None
+                assert packing.settings.packing == (64, 4)
+            assert packing.settings.packing is None
         mlx_cuda.patch()
-        assert pages.settings.packing == (32, 8)
+        assert packing.settings.packing == (32, 8)
         mlx_cuda.unpatch()
-        assert pages.settings.packing is None
-    assert pages.settings.packing is None
+        assert packing.settings.packing is None
+    assert packing.settings.packing is None
     before = functions()
     for wrong in ({"kv_bits": 3}, {"kv_bits": 8, "kv_group_size": 16}):
         with pytest.raises(ValueError, match=r"\[patch\] kv_bits must be 4, 8 or 16 and kv_group_size 32, 64 or 128, got"):

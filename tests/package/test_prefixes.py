@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
-from mlx_cuda._decoding import pages, prefixes
-from mlx_cuda._decoding.prefixes import Free, Page, Prefixes
+from mlx_cuda._replay import prefixes, sequences
+from mlx_cuda._replay.pool import held_by
+from mlx_cuda._replay.prefixes import Free, Page, Prefixes
 
 from ..gpu.decoding_model import KVCache, Model, RotatingKVCache, merged
 from .sessions_on_cpu import close, replayed, row_sums, set_both, words
 
 if TYPE_CHECKING:
-    from mlx_cuda._decoding.models import Decoding
+    from mlx_cuda._mlx_lm.models import Decoding
 
 LENGTHS = (40, 25, 9)  # of sequences, in pages of eight rows
 
@@ -124,7 +125,7 @@ def test_requests_with_one_prefix(decoding: Decoding, model: Model) -> None:
         return [kind.merge([own[layer] for own in caches]) for layer in range(len(model.layers))]
 
     def numbers(cache: list[Any]) -> list[list[int]]:
-        held = pages.held_by(cache)
+        held = held_by(cache)
         assert held is not None
         return [[page.number for page in sequence.pages[0]] for sequence in held.sequences]
 
@@ -171,8 +172,8 @@ def test_copies_have_arrays_of_their_own(decoding: Decoding, model: Model) -> No
     cache = two_in_pages(decoding, model)
     given, free = [each.extract(0) for each in cache], len(decoding.batches.pool.regions[0].free)  # type: ignore[union-attr]
     copies, whole = copy.deepcopy(given), copy.deepcopy(cache)
-    assert not any(map(pages.is_in_pages, [*given, *copies, *whole]))
-    assert all(map(pages.is_in_pages, cache))
+    assert not any(map(sequences.is_in_pages, [*given, *copies, *whole]))
+    assert all(map(sequences.is_in_pages, cache))
     assert len(decoding.batches.pool.regions[0].free) == free  # type: ignore[union-attr]
     for each in copies:
         each.trim(3)

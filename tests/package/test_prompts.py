@@ -7,10 +7,10 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_cuda._decoding import models, prompts, wrapped
-from mlx_cuda._decoding.caches import Replaced
-from mlx_cuda._decoding.step import Session
 from mlx_cuda._loader import native
+from mlx_cuda._mlx_lm import models, prompts, wrapped
+from mlx_cuda._mlx_lm.caches import Replaced
+from mlx_cuda._mlx_lm.stand_ins import Session
 
 from ..gpu.decoding_model import KVCache, Model
 

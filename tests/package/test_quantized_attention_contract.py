@@ -9,9 +9,11 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx_cuda._attention.rules import AttentionCase, choose_quantized_attention
-from mlx_cuda._decoding.caches import Place, Quantized, kind_of
-from mlx_cuda._decoding.recording import QuantizedStandIn, Recording
 from mlx_cuda._matmul.formats import Format
+from mlx_cuda._mlx_lm.caches import Quantized, kind_of
+from mlx_cuda._mlx_lm.stand_ins import QuantizedStandIn
+from mlx_cuda._replay.capture import Recording
+from mlx_cuda._replay.kinds import Place
 
 from . import references
 from .references import assert_close, host, random
@@ -121,7 +123,7 @@ def their_module(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_mlx_lm_s_function_is_replaced_and_comes_back(their_module: Any) -> None:
-    from mlx_cuda import _mlx_lm as mlx_lm
+    from mlx_cuda._mlx_lm import places as mlx_lm
 
     theirs = their_module.quantized_scaled_dot_product_attention
     mlx_lm.put()

@@ -7,8 +7,11 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_cuda._decoding.caches import NotReplayed, Place, Replaced, kind_of, put_back, standing
-from mlx_cuda._decoding.recording import Recording, ReplacedStandIn
+from mlx_cuda._mlx_lm.caches import Replaced, kind_of, put_back, standing
+from mlx_cuda._mlx_lm.stand_ins import ReplacedStandIn
+from mlx_cuda._replay.capture import Recording
+from mlx_cuda._replay.errors import NotReplayed
+from mlx_cuda._replay.kinds import Place
 
 
 class ArraysCache:

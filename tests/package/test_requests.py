@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_cuda._decoding import models
+from mlx_cuda._mlx_lm import models
 
 from benchmarks.mlx_lm_parts import part
 
@@ -18,7 +18,7 @@ from .sessions_on_cpu import set_both
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mlx_cuda._decoding.models import Decoding
+    from mlx_cuda._mlx_lm.models import Decoding
 
 try:
     generate = part("generate")

@@ -33,7 +33,7 @@ def test_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
 
 def test_bits_hold_for_a_program_that_patches_itself(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
-    script.write_text("import mlx_cuda\nmlx_cuda.patch()\nprint(mlx_cuda._decoding.pages.settings.packing)\n", "utf-8")
+    script.write_text("import mlx_cuda\nmlx_cuda.patch()\nprint(mlx_cuda._replay.packing.settings.packing)\n", "utf-8")
     command = [sys.executable, "-m", "mlx_cuda", "run", "--kv-bits", "8", str(script)]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "Packing(group_size=64, bits=8)"
 

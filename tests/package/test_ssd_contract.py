@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.gpu import reference
+from tests.gpu.recurrences import exact
 
 from .references import Array, assert_close, host, random
 
@@ -18,20 +19,13 @@ def draw(batch: int = 2, tokens: int = 7) -> Arrays:
     return [x, mx.sigmoid(random((batch, tokens, 4), seed=3)), -mx.exp(random((4,), seed=4)), b, c]
 
 
-def exact(arrays: Arrays, d: mx.array | None, state: mx.array | None, mask: mx.array | None) -> tuple[Array, Array]:
-    x, dt, a, b, c = map(host, arrays)
-    given, seen = None if state is None else host(state), None if mask is None else np.array(mask)
-    y, last = reference.linear_attention([c, b, x, np.exp(dt * a), dt], given, seen, delta=False)
-    return (y if d is None else y + host(d)[:, None] * x), last
-
-
 @pytest.mark.parametrize("tokens", [1, 7, 64, 150])
 def test_matches_float64(tokens: int) -> None:
     arrays, d, state, mask = draw(tokens=tokens), random((4,)), random((2, 4, 6, 8)), random((2, tokens)) > -0.5
     for given in ((None, None, None), (d, None, None), (None, state, mask), (d, state, mask)):
         y, last = mlx_cuda.ssd(*arrays, d=given[0], state=given[1], mask=given[2])
-        expected = exact(arrays, *given)
-        assert_close(y, expected[0])
+        expected = exact(mlx_cuda.ssd, arrays, *given[1:])
+        assert_close(y, expected[0] if given[0] is None else expected[0] + host(d)[:, None] * host(arrays[0]))
         assert_close(last, expected[1])
 
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import pytest
-from mlx_cuda._decoding import step
-from mlx_cuda._decoding.caches import CaptureFailed, Growing, NotReplayed
-from mlx_cuda._decoding.recording import Recording, StandIn
+from mlx_cuda._mlx_lm.caches import Growing
+from mlx_cuda._mlx_lm.stand_ins import RowStandIn
+from mlx_cuda._replay import step
+from mlx_cuda._replay.capture import Recording
+from mlx_cuda._replay.errors import CaptureFailed, NotReplayed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +20,7 @@ ROW = mx.ones((1, 1, 1, 4))
 
 
 def of_one_cache(recording: Recording) -> list[Any]:
-    return [StandIn(recording, Growing, [mx.zeros((1, 1, 8, 4)), mx.zeros((1, 1, 8, 4))], 0)]
+    return [RowStandIn(recording, Growing, [mx.zeros((1, 1, 8, 4)), mx.zeros((1, 1, 8, 4))], 0)]
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], object], *, same: bool = True, left: int = 0) -> Any:

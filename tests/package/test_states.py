@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_cuda._decoding import paged, pages, states, step
+from mlx_cuda._mlx_lm import batches, pages
+from mlx_cuda._replay import sequences, states, step
 
 from ..gpu.decoding_model import ArraysCache, Model, caches_of, merged, of_changing_size
 from .sessions_on_cpu import CaptureError, Step, close, replayed, words
 
 if TYPE_CHECKING:
-    from mlx_cuda._decoding.models import Decoding
+    from mlx_cuda._mlx_lm.models import Decoding
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -40,7 +41,7 @@ def test_sequences_join_and_leave(decoding: Decoding, model: Model) -> None:
     expected, theirs = of_changing_size(model, words(64), as_it_is(model))
     logits, ours = of_changing_size(model, words(64), replayed(decoding, model))
     assert same(logits, expected)
-    assert all(map(pages.is_in_pages, ours))
+    assert all(map(sequences.is_in_pages, ours))
     assert decoding.replayed == 32 - decoding.recorded
     assert decoding.recorded == 1
     assert {session.batch for session in decoding.batches.sessions} == {1, 2, 4}
@@ -48,7 +49,7 @@ def test_sequences_join_and_leave(decoding: Decoding, model: Model) -> None:
         if isinstance(other, ArraysCache):
             assert one.nbytes == sum(array.nbytes for array in other.cache)
             assert same(one.cache, other.cache)
-            assert not pages.is_in_pages(one)
+            assert not sequences.is_in_pages(one)
 
 
 def test_batches_take_turns(decoding: Decoding, model: Model) -> None:
@@ -70,7 +71,7 @@ def test_batches_take_turns(decoding: Decoding, model: Model) -> None:
         del one
         found.append([*logits, call(tokens, third) if tokens.shape[1] == 1 else call(tokens[:, 27:28], third)])
     assert same(*found)
-    assert all(map(pages.is_in_pages, third))
+    assert all(map(sequences.is_in_pages, third))
 
 
 def test_what_is_given_away_stays_as_it_is(decoding: Decoding, model: Model) -> None:
@@ -153,7 +154,7 @@ def test_a_step_that_ends_after_it_has_run_does_not_run_twice(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(paged, "hold", interrupted)
+        patched.setattr(batches, "hold", interrupted)
         with pytest.raises(KeyboardInterrupt):
             call(tokens[:, 12:13], cache)
     with pytest.raises(RuntimeError, match="The state of a sequence is lost"):
@@ -178,7 +179,7 @@ def test_more_sequences_than_there_is_memory_for(
     model: Model,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(paged, "EXPECTED", 1)
+    monkeypatch.setattr(batches, "EXPECTED", 1)
     tokens, found = words(40), []
     for call in (as_it_is(model), replayed(decoding, model)):
         cache = merged(model, [tokens[i : i + 1, :n] for i, n in ((0, 5), (2, 8))])
@@ -215,7 +216,7 @@ def test_a_size_that_differs_leaves_the_states_as_they_were(
     def wrong(*both: mx.array) -> None:
         compare(both[0] * 2, both[1])
 
-    monkeypatch.setattr(paged, "compare", wrong)
+    monkeypatch.setattr(batches, "compare", wrong)
     logits += more(ours, lambda tokens, cache: decoding.step(model, type(model).__call__, tokens, cache, at_once=False))
     assert same(logits, expected)
     assert decoding.batches.refused
@@ -243,7 +244,7 @@ def test_two_batches_in_pages_whose_common_size_differs(
             each.extend(more)
         found.append(one)
     compare = step.compare
-    monkeypatch.setattr(paged, "compare", lambda *both: compare(both[0] * 2, both[1]))
+    monkeypatch.setattr(batches, "compare", lambda *both: compare(both[0] * 2, both[1]))
     six = mx.concatenate([words(40), words(40)])
     for i in range(12, 15):
         logits = decoding.step(model, type(model).__call__, six[:, i : i + 1], found[1], at_once=False)
@@ -269,7 +270,7 @@ def test_a_batch_whose_way_out_of_pages_was_interrupted(
         return pages.settle(cache)
 
     with monkeypatch.context() as patched:
-        patched.setattr(paged, "settle", settle)
+        patched.setattr(batches, "settle", settle)
         with pytest.raises(KeyboardInterrupt):
             decoding.step(model, type(model).__call__, tokens[:, 12:13], ours, at_once=True)
     for i in range(12, 14):
@@ -285,7 +286,7 @@ def test_more_sequences_than_states_after_weights_have_moved(
     model: Model,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(paged, "EXPECTED", 1)
+    monkeypatch.setattr(batches, "EXPECTED", 1)
     tokens, call = words(40), replayed(decoding, model)
     two = merged(model, [tokens[i : i + 1, :n] for i, n in ((0, 5), (2, 8))])
     for i in range(8, 12):
@@ -305,8 +306,8 @@ def test_what_is_given_away_leaves_its_pages_to_others(decoding: Decoding, model
     given = [each.extract(i) for i in (1, 2) for each in cache]
     for each in cache:
         each.filter([0])
-    assert len(pool.regions[0].free) == before + 2 * (1 + pages.AHEAD)
-    assert not any(map(pages.is_in_pages, given))
+    assert len(pool.regions[0].free) == before + 2 * (1 + sequences.AHEAD)
+    assert not any(map(sequences.is_in_pages, given))
 
 
 def test_one_sequence_has_memory_of_its_own(decoding: Decoding, model: Model) -> None:

@@ -9,18 +9,18 @@ import mlx.core as mx
 import mlx_cuda
 import pytest
 from mlx_cuda import _decode_step
-from mlx_cuda._decoding import models, paged
-from mlx_cuda._decoding.caches import NotReplayed
-from mlx_cuda._decoding.models import Decoding
-from mlx_cuda._decoding.step import Session
 from mlx_cuda._loader import native as _native
+from mlx_cuda._mlx_lm import batches, models
+from mlx_cuda._mlx_lm.models import Decoding
+from mlx_cuda._mlx_lm.stand_ins import Session
+from mlx_cuda._replay.errors import NotReplayed
 
 from ..gpu.decoding_model import KVCache, RotatingKVCache
 from .sessions_on_cpu import CaptureError, native_module
 from .test_decoding_interrupts import Model, Step, _on_the_cpu, token
 
 if TYPE_CHECKING:
-    from mlx_cuda._decoding.caches import Place
+    from mlx_cuda._replay.kinds import Place
 
 __all__ = ["_on_the_cpu"]
 
@@ -120,10 +120,10 @@ def test_another_stream_has_a_recording_of_its_own(monkeypatch: pytest.MonkeyPat
 
 def test_batches_are_not_put_into_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their recordings for other numbers of sequences would be compared as they run."""
-    monkeypatch.setattr(paged, "begin_recording", lambda *_: None)
+    monkeypatch.setattr(batches, "begin_recording", lambda *_: None)
     states = SimpleNamespace(leave=lambda: None, first=lambda _: [])
     pool: Any = SimpleNamespace(arrays=[], windows=[], places=[], regions=[None], packing=None, states=states, wait=lambda: None)
-    session = paged.PagedSession(pool, mx.zeros((2, 1), mx.int32), 16, mx.default_stream(mx.cpu))
+    session = batches.PagedSession(pool, mx.zeros((2, 1), mx.int32), 16, mx.default_stream(mx.cpu))
     with pytest.raises(NotReplayed, match="sums over GPUs"):
         session.record(None, Model.__call__, (1, 5), [])
 

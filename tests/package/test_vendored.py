@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_cuda import _mlx_lm
-from mlx_cuda._common import copies
-from mlx_cuda._decoding import caches as caches_module
-from mlx_cuda._decoding import in_pages, models, wrapped
-from mlx_cuda._decoding.calls import logits_of
+from mlx_cuda._mlx_lm import caches as caches_module
+from mlx_cuda._mlx_lm import copies, in_pages, models, places, wrapped
+from mlx_cuda._mlx_lm.calls import logits_of
 
 from benchmarks.vendored_parts import VERSIONS, caches, part
 
@@ -25,7 +23,7 @@ from .sessions_on_cpu import close, set_both
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mlx_cuda._decoding.models import Decoding
+    from mlx_cuda._mlx_lm.models import Decoding
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -95,11 +93,11 @@ def patched(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
     def install(model: Any) -> None:
         vars(decoding)["model"] = lambda: model
-        wrapped.install(_mlx_lm.put)
+        wrapped.install(places.put)
 
     yield install
     wrapped.remove()
-    _mlx_lm.take_away()
+    places.take_away()
 
 
 def conversation(model: Any, cache: list[Any], batch: int, **options: Any) -> mx.array:
@@ -175,7 +173,7 @@ def test_what_a_step_is_given_and_notes(patched: Callable[[Any], None], decoding
     wrapped.remove()
     for one in ours:
         assert close(one, model(word, cache=twin, rope_deltas=deltas).logits)
-    wrapped.install(_mlx_lm.put)
+    wrapped.install(places.put)
     model._rope_deltas = None
     model(word, cache=[batch([0, 0]) for _ in model.layers])  # the first token of two sequences
     assert decoding.reason.startswith("its token is the first of a sequence")
@@ -329,7 +327,7 @@ def test_the_functions_come_back(patched: Callable[[Any], None]) -> None:
     assert language.cache_position_offset is part("mlx_vlm.models.base").cache_position_offset
     assert hasattr(language.LanguageModel.__call__, "unpatched")
     wrapped.remove()
-    _mlx_lm.take_away()
+    places.take_away()
     assert [getattr(*each) for each in names] == theirs
     assert language.cache_position_offset.__module__ == "mlx_vlm.models.base"
     assert not hasattr(language.cache_position_offset, "unpatched")

@@ -16,10 +16,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.quantized import quantize
-from mlx_cuda._decoding import positions, watch
-from mlx_cuda._decoding.caches import NotReplayed
-from mlx_cuda._decoding.models import Decoding
-from mlx_cuda._decoding.watch import STATE, Watch
+from mlx_cuda._mlx_lm import positions
+from mlx_cuda._mlx_lm.models import Decoding
+from mlx_cuda._replay import watch
+from mlx_cuda._replay.errors import NotReplayed
+from mlx_cuda._replay.watch import STATE, Watch
 
 from ..gpu.changes import changes
 from ..gpu.decoding_model import Model
@@ -37,7 +38,7 @@ pytestmark = [pytest.mark.usefixtures("on_the_cpu"), compiles]
 def watched(native: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Watch]:
     """What watches a model."""
     monkeypatch.setattr(watch, "native", SimpleNamespace(module=lambda _: native))
-    return lambda model: Watch(model, mx.default_stream(mx.cpu))
+    return lambda model, *notes: Watch(model, mx.default_stream(mx.cpu), notes)
 
 
 class Slotted:
@@ -233,12 +234,11 @@ def test_weights_of_a_transformation_are_others(watched: Callable[[Any], Watch])
     assert same == [False]
 
 
-def test_notes_that_a_step_does_not_read_may_change(watched: Callable[[Any], Watch], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_that_a_step_does_not_read_may_change(watched: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch) -> None:
     """None is an attribute, an array one of a module's items: both may come and go."""
-    monkeypatch.setattr(watch, "notes_of", lambda _: positions.NOTES)
     model = Adapted()
     model._rope_deltas = model._position_ids = None
-    noted = watched(model)
+    noted = watched(model, *positions.NOTES)
     monkeypatch.setattr(watch, "_Found", None)  # no walk is needed
     for value in (mx.ones((1, 1)), mx.zeros((1, 1)), None, mx.ones((3, 1, 7))):
         model._rope_deltas = value

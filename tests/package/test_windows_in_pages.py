@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_cuda._decoding import pages
+from mlx_cuda._replay.pool import held_by
 
 from benchmarks.mlx_lm_parts import part
 
@@ -16,7 +16,7 @@ from .sessions_on_cpu import close, set_both
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mlx_cuda._decoding.models import Decoding
+    from mlx_cuda._mlx_lm.models import Decoding
 
     Call = Callable[[mx.array, list[Any]], mx.array]
 
@@ -89,7 +89,7 @@ def test_windows_have_as_many_pages_as_they_need(decoding: Decoding, model: Any,
         found.append((mx.concatenate([logits[0][:2], steps(call, cache, 140, 200, 2)], axis=1), cache))
     assert close(found[0][0], found[1][0])
     ours = found[1][1]
-    held = pages.held_by(ours)
+    held = held_by(ours)
     assert held is not None
     counts = [[len(own) for own in sequence.pages] for sequence in held.sequences]
     assert [windows for windows, _ in counts] == [4, 4]  # of 20 rows, which may begin within a page
@@ -132,4 +132,4 @@ def test_pages_of_windows_that_are_too_few(decoding: Decoding, model: Any, both:
         found.append([*logits, steps(call, cache, 50, 120, 4)])
     assert all(map(close, *found))
     assert 1 < decoding.recorded < 6
-    assert pages.held_by(cache) is not None
+    assert held_by(cache) is not None

@@ -22,10 +22,10 @@ from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
-from mlx_cuda._decoding import models
-from mlx_cuda._decoding.pages import Pool
-from mlx_cuda._decoding.step import Session
 from mlx_cuda._loader import native
+from mlx_cuda._mlx_lm import models
+from mlx_cuda._mlx_lm.stand_ins import Session
+from mlx_cuda._replay.pool import Pool
 
 from .children import answer_lines, end_with_parent
 

@@ -192,7 +192,7 @@ def test_what_the_server_writes() -> None:
     )
     assert judging.errors(log) == []
     assert len(judging.errors(f"{log}{frames}RuntimeError: [malloc] Unable\n")) == 1
-    through_ours = frames.replace("lib/python3.12/socketserver", "site-packages/mlx_cuda/_decoding/models")
+    through_ours = frames.replace("lib/python3.12/socketserver", "site-packages/mlx_cuda/_mlx_lm/models")
     assert len(judging.errors(f"{log}{through_ours}BrokenPipeError: x\n")) == 1
     assert judging.not_clean(0, "a\nended\n") == ""
     assert judging.not_clean(-signal.SIGABRT, f"a\nended\n{judging.OF_MLX_AT_THE_END}\n") == ""

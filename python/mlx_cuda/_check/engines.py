@@ -14,10 +14,10 @@ from .._attention import attention, quantized
 from .._common.arrays import resolve
 from .._common.choice import OLDEST_GPU, Choice, sm
 from .._decode_step import explain as explain_step
-from .._decoding.models import decoding_of
 from .._loader import native
 from .._matmul.gather import gather_mm, gather_qmm
 from .._matmul.quantized import quantized_matmul
+from .._mlx_lm.models import decoding_of
 from .._recurrence import gated_delta, short_conv, ssd
 
 if TYPE_CHECKING:

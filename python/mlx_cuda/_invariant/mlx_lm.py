@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .._common.copies import known_as, modules_of
+from .._mlx_lm.copies import known_as, modules_of
 from .masks import remembering
 from .refused import STATES
 from .state import NotInvariant, refusing

@@ -84,7 +84,7 @@ Plan::Plan(const mx::array& result) : result_(result) {
     }
     // Primitives of a compiled function keep the stream of its first call, and are encoded on another one, which nobody else sees
     // meanwhile: the rest of them are the recorded call's alone, and MLX's cache of compiled functions is of a thread; one that
-    // records is in here, under the lock of recording.py.
+    // records is in here, under the lock of capture.py.
     replace({array.primitive().name(), inputs, array.outputs(), [array](const mx::Stream& stream) { encode_on(array, stream); }});
     for (const mx::array& in : inputs) {
       readers_[in.id()].push_back(&items_.back());

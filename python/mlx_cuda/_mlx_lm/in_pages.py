@@ -7,6 +7,7 @@ pages: when sequences join or leave, lists change and nothing is copied. Whateve
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import weakref
@@ -15,13 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .caches import BATCHED, Replaced, kind_of, without_spare_rows
-from .pages import PAGE, STATE, Held, content_of, has_rows, is_in_pages, places_of, settle
+from .._replay.errors import NotReplayed
+from .._replay.pool import Held
+from .._replay.sequences import PAGE, STATE, is_in_pages
+from .._replay.step import without_spare_rows
+from .caches import BATCHED_NAMES, Replaced, kind_of
+from .pages import content_of, has_rows, places_of, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-IN_PAGES = {kind.name for kind in (*BATCHED, Replaced)}  # the classes whose objects may be
+IN_PAGES = {*BATCHED_NAMES, Replaced.name}  # the classes whose objects may be
 CONTENT = ("keys", "values", "cache")  # the names of what a cache holds
 _ABSENT = object()
 _own: dict[tuple[type, str], Any] = {}  # what classes had themselves in the place of ours
@@ -94,12 +99,13 @@ def attributes(cache: Any) -> dict[str, Any]:
     if is_in_pages(cache):
         held, layer, rest = vars(cache)[STATE]
         return content_of(held, layer, rest)
-    arrays = without_spare_rows(cache)
-    if arrays is not None:
-        other = object.__new__(type(cache))
-        vars(other).update(vars(cache))
-        kind_of(other).give(other, arrays)
-        cache = other
+    with contextlib.suppress(NotReplayed):  # of a program's own class, that is made of mlx-lm's
+        kind = kind_of(cache)
+        if (arrays := without_spare_rows(kind, cache)) is not None:
+            other = object.__new__(type(cache))
+            vars(other).update(vars(cache))
+            kind.give(other, arrays)
+            cache = other
     found: dict[str, Any] = vars(cache).copy()
     return found
 

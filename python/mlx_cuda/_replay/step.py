@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import mlx.core as mx
 
 from .._loader import native
-from .caches import BATCHED, KEPT, CaptureFailed, NotReplayed, Place, Quantized, are_kept, kind_of, own_arrays, without_spare_rows
-from .positions import now
-from .recording import QuantizedStandIn, Recording, ReplacedStandIn, StandIn, while_recorded
+from .capture import Recording, while_recorded
+from .errors import KEPT, CaptureFailed, NotReplayed, are_kept, own_arrays
+from .kinds import Place
 from .watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .caches import BatchedKind, Kind, RowKind
+    from .capture import StandIn
+    from .kinds import BatchedKind, Kind
 
 # Of a recorded step's logits against the model's own, by relative norm: other kernels round otherwise, and now and then choose another
 # expert; what reads a row that nobody may see is wrong by far more.
 LARGEST_ERROR = 0.3
+
+
+class _Now(threading.local):
+    """The step that this thread takes at present."""
+
+    deltas: tuple[int, ...] | None = None  # of its sequences: how far positions, which the model counts itself, are from places
+
+
+now = _Now()
 
 
 class Taken(NamedTuple):
@@ -34,12 +46,25 @@ class Taken(NamedTuple):
     logits: mx.array  # the model's own
 
 
-class Session:
-    """A recorded step, the memory of its caches, and the cache that has it at present."""
+class Session(ABC):
+    """A recorded step, the memory of its caches, and the cache that has it at present.
+
+    A library says what kinds its caches are of, and what its models are given for them (``before``: what a step began with).
+    """
+
+    @staticmethod
+    @abstractmethod
+    def kind_of(cache: Any) -> Kind: ...  # NotReplayed where there is none
+    @staticmethod
+    @abstractmethod
+    def stand_in(recording: Recording, kind: Kind, cache: Any, before: Any, memory: list[mx.array], place: int) -> StandIn: ...
+    @staticmethod
+    @abstractmethod
+    def notes_of(model: Any) -> tuple[str, ...]: ...  # attributes that it may write in a step
 
     def __init__(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> None:
         self.stream = stream
-        self.kinds = [kind_of(cache) for cache in caches]
+        self.kinds = [self.kind_of(cache) for cache in caches]
         if any(array is None for array in self._arrays(caches)):
             raise NotReplayed("its cache is empty")
         self.shape, self.dtype = tokens.shape, tokens.dtype
@@ -50,7 +75,9 @@ class Session:
             for kind, capacity, cache in zip(self.kinds, self.capacities, caches, strict=True)
         ]
         self.batched: list[tuple[BatchedKind, int, int]] = [
-            (kind, index, group) for index, (kind, group) in enumerate(zip(self.kinds, self.groups, strict=True)) if kind in BATCHED
+            (cast("BatchedKind", kind), index, group)
+            for index, (kind, group) in enumerate(zip(self.kinds, self.groups, strict=True))
+            if kind.batched
         ]
         self.sequences: dict[int, tuple[mx.array, mx.array]] = {}  # of groups: what each has beyond the offset and the start
         self.known: list[mx.array] = []  # offsets and left padding of the batched caches as they are known
@@ -74,13 +101,14 @@ class Session:
         places = self._places(caches, lambda kind, cache, _: kind.last(cache))
         assert places is not None  # noqa: S101  (groups are of caches at equal places)
 
-        def stand_ins(recording: Recording) -> list[Any]:
+        def stand_ins(recording: Recording) -> list[StandIn]:
             return [
-                _stand_in(recording, kind, cache, then, list(memory), group)
+                self.stand_in(recording, kind, cache, then, list(memory), group)
                 for kind, cache, then, memory, group in zip(self.kinds, caches, before, self.memory, self.groups, strict=True)
             ]
 
-        begin_recording(Recording(self.step, len(places) - 1), model, function, tokens, stand_ins, expected.shape, len(places))
+        recording = Recording(self.step, len(places) - 1, self.notes_of(model))
+        begin_recording(recording, model, function, tokens, stand_ins, expected.shape, len(places))
         if not self._read(caches):
             raise NotReplayed("the sequences of its caches begin at different rows")
         own = [kind.arrays(cache) if then is None else then for kind, cache, then in zip(self.kinds, caches, before, strict=True)]
@@ -110,10 +138,10 @@ class Session:
         compare(replayed, expected)
         return shared, replayed
 
-    @staticmethod
-    def _memory(caches: list[Any]) -> list[list[mx.array]]:
+    @classmethod
+    def _memory(cls, caches: list[Any]) -> list[list[mx.array]]:
         """Arrays of as many rows as each cache may grow to; nothing is computed yet."""
-        kinds = [kind_of(cache) for cache in caches]
+        kinds = [cls.kind_of(cache) for cache in caches]
         return [
             [kind.memory(array, kind.capacity(cache)) for array in kind.arrays(cache) if array is not None]
             for kind, cache in zip(kinds, caches, strict=True)
@@ -137,7 +165,7 @@ class Session:
         caches = [owner() for owner in self.owners]
         if all(cache is not None for cache in caches) and self.step.owns(self._arrays(caches)):
             for kind, cache in zip(self.kinds, caches, strict=True):
-                arrays = without_spare_rows(cache)
+                arrays = without_spare_rows(kind, cache)
                 if arrays is not None:
                     kind.give(cache, [mx.contiguous(array) for array in arrays])
                     mx.async_eval(*kind.arrays(cache))  # type: ignore[no-untyped-call]
@@ -154,7 +182,7 @@ class Session:
     def take(self, caches: list[Any]) -> bool:
         """Give the memory to other caches that fit, with what they hold; False where they do not, or somebody else still has it."""
         try:
-            if [kind_of(cache) for cache in caches] != self.kinds:
+            if [self.kind_of(cache) for cache in caches] != self.kinds:
                 return False
         except NotReplayed:
             return False
@@ -263,7 +291,7 @@ def begin_recording(
     model: Any,
     function: Callable[..., Any],
     tokens: mx.array,
-    stand_ins: Callable[[Recording], list[Any]],
+    stand_ins: Callable[[Recording], list[StandIn]],
     shape: tuple[int, ...],
     places: int,
 ) -> None:
@@ -271,13 +299,13 @@ def begin_recording(
     step = recording.step
     random: Any = mx.random.state
     drawn = random[0]
-    weights = Watch(model, mx.default_stream(mx.default_device()))
+    weights = Watch(model, mx.default_stream(mx.default_device()), recording.notes)
 
     def encode(recording: Recording) -> None:
         given, result = _called(recording, model, function, stand_ins)
         if not isinstance(result, mx.array) or result.shape != shape:
             raise NotReplayed("it returns something else than logits")
-        if any(isinstance(each, StandIn) and each.fetched is None for each in given):
+        if any(not each.has_row for each in given):
             raise NotReplayed("a cache is given no row by a step of one token")
         if random[0] is not drawn:
             raise NotReplayed("it draws random numbers")
@@ -286,7 +314,7 @@ def begin_recording(
         # For another token at another place: what is not in the graph does not have the right value by chance.
         other = mx.where(tokens == 0, 1, 0).astype(tokens.dtype)
         result = mx.contiguous(result)
-        new, memory = ([array for each in given if isinstance(each, ReplacedStandIn) for array in each.replaced()[i]] for i in range(2))
+        new, memory = ([array for each in given for array in each.replaced()[i]] for i in range(2))
         if new:
             result = step.finish(result, new, memory)
         step.record(result, other, [Place(0, 0, 1)] * places)
@@ -300,16 +328,16 @@ def begin_recording(
 
 
 def _called(
-    recording: Recording, model: Any, function: Callable[..., Any], stand_ins: Callable[[Recording], list[Any]]
-) -> tuple[list[Any], Any]:
+    recording: Recording, model: Any, function: Callable[..., Any], stand_ins: Callable[[Recording], list[StandIn]]
+) -> tuple[list[StandIn], Any]:
     """Stand-ins, and what the model makes of them; where its code does not run with masks of ours, with those alone that caches give."""
     given = stand_ins(recording)
     try:
-        return given, function(model, recording.step.tokens(), cache=[getattr(each, "shown", each) for each in given])
+        return given, function(model, recording.step.tokens(), cache=[each.shown for each in given])
     except (NotReplayed, CaptureFailed):
         raise
     except Exception as error:
-        if recording.more_masks and any(isinstance(each, StandIn) and each.starts is None for each in given):
+        if recording.more_masks and any(not each.gives_masks for each in given):
             recording.more_masks = False
             recording.forget()
             return _called(recording, model, function, stand_ins)
@@ -328,13 +356,9 @@ def compare(replayed: mx.array, expected: mx.array) -> None:
         raise NotReplayed(f"a recorded step gives other logits (relative error {size:.2g})")
 
 
-def _stand_in(
-    recording: Recording, kind: Kind, cache: Any, before: list[mx.array] | None, memory: list[mx.array], group: int
-) -> StandIn | ReplacedStandIn:
-    """What the model is given for a cache; ``before``: what it replaces some of, if it does."""
-    if before is not None:
-        changes = [one is not other for one, other in zip(before, kind.arrays(cache), strict=True)]
-        return ReplacedStandIn(recording, memory, type(cache), changes)
-    if kind is Quantized:
-        return QuantizedStandIn(recording, memory, group, Quantized.form(cache))
-    return StandIn(recording, cast("RowKind", kind), memory, group)
+def without_spare_rows(kind: Kind, cache: Any) -> list[mx.array] | None:
+    """What a cache of a kind with rows holds, without rows that nobody has written; None where there are none such."""
+    arrays, rows = kind.arrays(cache), kind.used(cache)
+    if rows is None or any(array is None for array in arrays) or all(array.shape[2] <= rows for array in arrays):
+        return None
+    return [array[..., :rows, :] for array in arrays]

@@ -1,9 +1,10 @@
-"""The GPU's memory: whether there is room, and whether an error says that there was none."""
+"""The GPU's memory: whether there is room, and whether an error says that there was none; and what nobody may see of it."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 
+POISON = 3e4  # rows of a cache that nobody may see; mx.full gives floats for it whatever dtype it is asked for
 FULL = ("out of memory", "Unable to allocate", "allocation failed")  # in what errors of full memory say
 
 

@@ -6,61 +6,27 @@ objects are told where they stand, so that trimming, saving and steps of several
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import gc
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from .._common.copies import TRIED, known_as, modules_of, package_of
+from .._replay.errors import NotReplayed
+from .._replay.kinds import Place
+from .._replay.memory import POISON
+from .copies import TRIED, known_as, modules_of, package_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
-    BatchedKind: TypeAlias = "type[Batched | BatchedRotating]"
-    RowKind: TypeAlias = "type[Growing | Rotating | Quantized] | BatchedKind"
+    RowKind: TypeAlias = "type[Growing | Rotating | Quantized | Batched | BatchedRotating]"
     Kind: TypeAlias = "type[Replaced] | RowKind"
 
 LEAST_CAPACITY = 1024
 HEADROOM = 256  # rows that a new cache has room for at least
 LARGEST_STEP = 4096  # rows by which it grows at most: recording it anew takes far less than decoding so many tokens
-POISON = 3e4  # rows of a cache that nobody may see; mx.full gives floats for it whatever dtype it is asked for
-
-
-KEPT = "arrays that it computes are kept somewhere, as by a hook"  # whoever does expects others at each step
-
-
-def are_kept(any_left: Callable[[], bool]) -> bool:
-    """Whether arrays are left by more than cycles that Python's collector has not come to yet."""
-    if not any_left():
-        return False
-    gc.collect()
-    return any_left()
-
-
-class NotReplayed(Exception):
-    """Why a model's steps are not replayed. Nothing of the caller's was consumed, as with ``CaptureError`` of the native module."""
-
-
-class CaptureFailed(Exception):
-    """Why not at present, as for want of memory: another time it may work."""
-
-
-@contextlib.contextmanager
-def own_arrays() -> Iterator[None]:
-    """Only arrays that nobody else has are computed here: where MLX fails to, the caller has lost nothing.
-
-    Of the caller's arrays MLX drops the kernels that it has not launched and holds the arrays for evaluated, so whoever goes on with
-    them computes with what was never written: such an error is the caller's.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        raise CaptureFailed(str(error)) from error
 
 
 def standing(caches: list[Any], *, updated: bool = False) -> list[dict[str, Any]]:
@@ -111,17 +77,6 @@ def are_empty(caches: list[Any]) -> bool:
     return False
 
 
-class Place(NamedTuple):
-    """Where a token goes: its place in the sequence, its row in the cache, how many rows there are with it, and how far the first rows of
-    a batch's sequences have moved.
-    """
-
-    offset: int
-    row: int
-    length: int
-    start: int = 0
-
-
 def capacity_for(rows: int, most: int | None = None) -> int:
     """How many rows a cache that grows is to have; ``most``: of a cache with a maximum size, which grows until then as well."""
     capacity = LEAST_CAPACITY
@@ -133,9 +88,10 @@ def capacity_for(rows: int, most: int | None = None) -> int:
 class KeysAndValues:
     """What caches have in common that keep a row of each token."""
 
+    batched: ClassVar = False
+
     @staticmethod
     def arrays(cache: Any) -> list[Any]:
-        """What it holds; None where there is nothing yet."""
         return [cache.keys, cache.values]
 
     @staticmethod
@@ -144,7 +100,6 @@ class KeysAndValues:
 
     @staticmethod
     def memory(like: mx.array, capacity: int) -> mx.array:
-        """Rows that nobody may see, as many as there are to be."""
         return mx.full((*like.shape[:2], capacity, like.shape[3]), POISON).astype(like.dtype)
 
     @staticmethod
@@ -153,47 +108,40 @@ class KeysAndValues:
 
     @staticmethod
     def before(cache: Any) -> list[mx.array] | None:  # noqa: ARG004
-        """What the last token's step begins with, where that is not in the cache any more."""
         return None
+
+    @staticmethod
+    def settle(cache: Any) -> None:
+        """There are no other rows."""
 
 
 class Growing(KeysAndValues):
-    """``KVCache``: row after row.
-
-    ``state`` is what a place depends on, so that it is found once for all caches that are alike.
-    """
+    """``KVCache``: row after row. ``state`` is how many there are."""
 
     name: ClassVar = "KVCache"
     state: ClassVar = attrgetter("offset")
 
-    @staticmethod
-    def capacity(cache: Any) -> int:
-        return capacity_for(cache.offset)
+    @classmethod
+    def capacity(cls, cache: Any) -> int:
+        return capacity_for(cls.state(cache))
 
-    @staticmethod
-    def used(cache: Any) -> int:
-        """How many of an array's rows hold something, or more."""
-        return int(cache.offset)
+    @classmethod
+    def used(cls, cache: Any) -> int:
+        return int(cls.state(cache))
 
-    @staticmethod
-    def content(cache: Any, array: mx.array) -> tuple[mx.array, int]:
-        """An array and how many of its first rows there are."""
-        return array, cache.offset
+    @classmethod
+    def content(cls, cache: Any, array: mx.array) -> tuple[mx.array, int]:
+        return array, cls.state(cache)
 
-    @staticmethod
-    def next(cache: Any, capacity: int) -> Place | None:
-        """Where the next token goes, if there is room."""
-        offset = cache.offset
-        return Place(offset, offset, offset + 1) if offset < capacity else None
+    @classmethod
+    def next(cls, cache: Any, capacity: int) -> Place | None:
+        row = cls.state(cache)
+        return Place(row, row, row + 1) if row < capacity else None
 
-    @staticmethod
-    def last(cache: Any) -> Place:
-        """Where the last token is."""
-        return Place(cache.offset - 1, cache.offset - 1, cache.offset)
-
-    @staticmethod
-    def settle(cache: Any) -> None:
-        """Agree with memory that holds the content alone."""
+    @classmethod
+    def last(cls, cache: Any) -> Place:
+        rows = cls.state(cache)
+        return Place(rows - 1, rows - 1, rows)
 
     @staticmethod
     def advance(cache: Any, place: Place) -> None:
@@ -266,42 +214,16 @@ class Rotating(KeysAndValues):
         return None
 
 
-class Batched(KeysAndValues):
+class Batched(Growing):
     """``BatchKVCache``: sequences that end at the same row, each after left padding of its own."""
 
     name: ClassVar = "BatchKVCache"
+    batched: ClassVar = True
     state: ClassVar = attrgetter("_idx")
-    window = Growing.window
-
-    @staticmethod
-    def capacity(cache: Any) -> int:
-        return capacity_for(cache._idx)
-
-    @staticmethod
-    def used(cache: Any) -> int:
-        return int(cache._idx)
-
-    @staticmethod
-    def content(cache: Any, array: mx.array) -> tuple[mx.array, int]:
-        return array, cache._idx
-
-    @staticmethod
-    def next(cache: Any, capacity: int) -> Place | None:
-        row = cache._idx
-        return Place(row, row, row + 1) if row < capacity else None
-
-    @staticmethod
-    def last(cache: Any) -> Place:
-        return Place(cache._idx - 1, cache._idx - 1, cache._idx)
 
     @staticmethod
     def sequences(cache: Any) -> tuple[list[int], list[int]]:
-        """What each sequence has beyond the offset, and the start, of the cache's place."""
         return [offset - cache._idx for offset in cache.offset.tolist()], cache.left_padding.tolist()
-
-    @staticmethod
-    def settle(cache: Any) -> None:
-        """Agree with memory that holds the content alone."""
 
     @staticmethod
     def advance(cache: Any, place: Place) -> None:
@@ -312,6 +234,7 @@ class BatchedRotating(KeysAndValues):
     """``BatchRotatingKVCache``: the newest rows take the place of the oldest, and so of the left padding first."""
 
     name: ClassVar = "BatchRotatingKVCache"
+    batched: ClassVar = True
     window = Rotating.window
 
     @staticmethod
@@ -370,6 +293,7 @@ class Replaced:
     """``ArraysCache``: arrays of one size, all of which a token's step replaces, as the state of linear attention."""
 
     name: ClassVar = "ArraysCache"
+    batched: ClassVar = False
 
     @staticmethod
     def state(cache: Any) -> None:  # noqa: ARG004
@@ -438,24 +362,11 @@ class Replaced:
         """Nor a place."""
 
 
-BATCHED = (Batched, BatchedRotating)  # whose sequences have an offset and left padding of their own
-KINDS: tuple[Kind, ...] = (Growing, Rotating, Quantized, Replaced, *BATCHED)
+KINDS: tuple[Kind, ...] = (Growing, Rotating, Quantized, Replaced, Batched, BatchedRotating)
 NAMES = {kind.name for kind in KINDS}
-BATCHED_NAMES = {kind.name for kind in BATCHED}
+BATCHED_NAMES = {kind.name for kind in KINDS if kind.batched}
 _kinds: dict[type, Kind] = {}  # of the classes that have been asked for
 _packages = {"mlx_lm"}  # which have them
-
-
-def without_spare_rows(cache: Any) -> list[mx.array] | None:
-    """What a cache of a kind with rows holds, without rows that nobody has written; None where there are none such."""
-    try:
-        kind = kind_of(cache)
-    except NotReplayed:  # of a program's own class, that is made of mlx-lm's
-        return None
-    arrays, rows = kind.arrays(cache), kind.used(cache)
-    if rows is None or any(array is None for array in arrays) or all(array.shape[2] <= rows for array in arrays):
-        return None
-    return [array[..., :rows, :] for array in arrays]
 
 
 def kind_of(cache: Any) -> Kind:

@@ -6,12 +6,11 @@ it to the place of a token. A step that is captured reads it where it reads plac
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import mlx.core as mx
 
-from .._common.copies import known_as
+from .copies import known_as
 
 NAME = "rope_deltas"  # of the argument
 NOTE = "_rope_deltas"
@@ -19,13 +18,6 @@ NOTES = (NOTE, "_position_ids")  # attributes that a prompt writes; with the arg
 KNOWN = "LanguageModel"  # as what the classes are known whose code this holds for
 
 
-class _Step(threading.local):
-    """The step that this thread takes at present."""
-
-    deltas: tuple[int, ...] | None = None  # of its sequences
-
-
-now = _Step()
 _notes: dict[type, tuple[str, ...]] = {}
 
 

@@ -12,38 +12,27 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from .._all_sum import several_processes
-from .._common.copies import package_of
 from .._loader import native
-from .caches import (
-    BATCHED_NAMES,
-    KEPT,
-    CaptureFailed,
-    NotReplayed,
-    Replaced,
-    are_empty,
-    are_kept,
-    arrays_in,
-    kind_of,
-    put_back,
-    standing,
-    twin,
-)
+from .._replay.capture import current
+from .._replay.errors import KEPT, CaptureFailed, NotReplayed, are_kept
+from .._replay.memory import has_room, is_full
+from .._replay.step import Taken, now
+from .._replay.watch import STATE as _STATE  # in the model's own attributes, so that it ends with the model
+from .._replay.watch import Watch
+from .batches import Batches
+from .caches import BATCHED_NAMES, Replaced, are_empty, arrays_in, kind_of, put_back, standing, twin
 from .calls import logits_of
+from .copies import package_of
 from .in_pages import adapt
-from .memory import has_room, is_full
-from .paged import Batches
 from .pages import known_again
-from .positions import NAME, NOTE, notes_of, now, numbers_of
+from .positions import NAME, NOTE, notes_of, numbers_of
 from .prompts import are_evaluated, is_evaluated
-from .recording import ASKING, current
-from .step import Session, Taken
-from .watch import STATE as _STATE  # in the model's own attributes, so that it ends with the model
-from .watch import Watch
+from .stand_ins import ASKING, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .paged import PagedSession
+    from .batches import PagedSession
 
 MOST_SESSIONS = 16  # of a model: conversations that take turns, sizes of a batch
 IDLE_MEMORY = 1 / 8  # of what MLX may use: recordings whose cache is gone, or has another size at present
@@ -340,7 +329,7 @@ class Decoding:
     @staticmethod
     def _watched(model: Any, stream: mx.Stream) -> Watch | None:
         with contextlib.suppress(NotReplayed):  # nor is what cannot be watched captured
-            return Watch(model, stream)
+            return Watch(model, stream, notes_of(model))
         return None
 
     def _record_batch(self, taken: Taken, stream: mx.Stream) -> mx.array | None:

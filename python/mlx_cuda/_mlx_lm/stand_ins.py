@@ -1,128 +1,29 @@
-"""What a model is given while its step is recorded: stand-ins for its caches, and attention to the rows of them that are there."""
+"""What mlx-lm's models are given for their caches while a step is captured."""
 
 from __future__ import annotations
 
-import threading
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
-from .._attention.attention import attention
-from .._attention.paged import in_order, paged_attention
-from .._attention.quantized import quantized_attention
-from .._common.copies import package_of
-from .._loader import native
-from .caches import BATCHED, Batched, BatchedRotating, NotReplayed, Quantized
+from .._attention.paged import in_order
+from .._replay import step
+from .._replay.capture import Pages, StandIn
+from .._replay.errors import NotReplayed
+from .._replay.packing import WIDEST_QUANTIZED
+from .caches import Batched, BatchedRotating, Quantized, kind_of
+from .copies import package_of
+from .positions import notes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .._replay.capture import Recording
+    from .._replay.kinds import Kind
     from .caches import RowKind
 
-Result = TypeVar("Result")
-
-WIDEST_QUANTIZED = 256  # head_dim of what is quantised as it is appended
-
 ASKING = set[str]()  # packages whose models ask on the host whether a token is the first of its sequence
-
-_lock = threading.RLock()  # which knows whether this thread holds it
-_current = threading.local()
-
-
-class Recording:
-    """What is known of arrays that the model passes on while it is recorded."""
-
-    def __init__(self, step: Any, apart: int = 0) -> None:
-        self.step = step
-        self.apart = apart  # the place whose starts are how far positions are from places
-        self.more_masks = True  # than caches give: attention that a model writes out needs one
-        self.places: dict[int, tuple[mx.array, int]] = {}  # of keys, by their identity
-        self.pages: dict[int, PagedStandIn] = {}  # of keys that are in pages, by their identity
-        self.masks: dict[int, tuple[mx.array, int, dict[str, Any]]] = {}  # with their place, and what `attention` calls the same
-
-    def deltas(self) -> mx.array:
-        """How far each sequence's positions are from its places."""
-        starts: mx.array = self.step.starts(self.apart)
-        return starts[:, None]
-
-    def forget(self) -> None:
-        """Let go of the stand-ins, which hold this and the memory of caches, without Python's collector."""
-        self.places.clear()
-        self.pages.clear()
-        self.masks.clear()
-
-    def attention(self, upstream: Callable[..., mx.array], q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
-        """Attention to the rows of a cache that are there, which the device knows."""
-        seen = self.seen(q, k, options.get("mask"))
-        if seen is None:
-            return upstream(q, k, v, **options)
-        if id(k) in self.pages:
-            cache = self.pages[id(k)]
-            memory, form, own = cache.memory, cache.form, None if cache.window is None else cache.window - 1
-            rest: Any = {"scale": options["scale"], "sinks": options.get("sinks"), "window_size": seen.get("window_size", own)}
-            if form is None:
-                paged: mx.array = paged_attention(q, memory[0], memory[1], self.step.table(cache.place), seen["lengths"], **rest)
-            else:
-                rest |= {"group_size": form[0], "bits": form[1], "lengths": seen["lengths"], "block_table": self.step.table(cache.place)}
-                paged = quantized_attention(q, tuple(memory[:3]), tuple(memory[3:]), **rest)
-            return paged
-        out: mx.array = attention(q, k, v, scale=options["scale"], sinks=options.get("sinks"), **seen)
-        return out
-
-    def seen(self, q: mx.array, k: mx.array, mask: Any) -> dict[str, Any] | None:
-        """What a query sees of a cache's keys, as ``attention`` calls it; None of keys that are in no cache."""
-        place = self.places.get(id(k), (k, None))[1]
-        _, mask_place, seen = self.masks.get(id(mask)) or self._cut_from(mask)
-        if place is None or q.shape[2] != 1 or (mask is not None and mask_place != place):
-            return None
-        return {"lengths": self.step.lengths(place)} if mask is None else seen
-
-    def _cut_from(self, mask: Any) -> tuple[Any, int | None, dict[str, Any]]:
-        """What is known of a mask that a model has cut to the keys, which are as many."""
-        known = list(self.masks.values()) if isinstance(mask, mx.array) else []
-        if known:
-            same = native.module(mx.default_stream(mx.default_device())).same_arrays
-            known = [each for each in known if same([mask], [each[0]])]
-        return known[0] if known else (mask, None, {})
-
-
-def _attention(upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    def attention_of_step(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
-        recording = current()
-        return upstream(q, k, v, **options) if recording is None else recording.attention(upstream, q, k, v, **options)
-
-    return attention_of_step
-
-
-def current() -> Recording | None:
-    """What is recorded in this thread at present."""
-    return getattr(_current, "recording", None)
-
-
-def while_recorded(recording: Recording, record: Callable[[Recording], Result]) -> Result:
-    """Have this thread's attention go by the recording while that is made; one thread at a time records.
-
-    A function and no context manager: an interrupt may come between the latter's beginning and its block, with the lock held.
-    """
-    try:
-        _lock.acquire()  # no with: of CPython 3.14 an interrupt may come between the lock's own beginning and its block
-        upstream = mx.fast.scaled_dot_product_attention
-        own = _attention(upstream)
-        try:
-            mx.fast.scaled_dot_product_attention = own
-            _current.recording = recording
-            return record(recording)
-        finally:
-            if mx.fast.scaled_dot_product_attention is own:  # another thread may have patched or unpatched meanwhile
-                mx.fast.scaled_dot_product_attention = upstream
-            _current.recording = None
-            recording.forget()
-    finally:
-        try:  # noqa: SIM105  (suppress has frames of Python's own, in which a further interrupt may come)
-            _lock.release()
-        except RuntimeError:  # an interrupt came before the lock
-            pass
 
 
 class Position(mx.array):
@@ -140,13 +41,13 @@ def position_of(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(theirs)
     def cache_position_offset(cache: Any) -> Any:
-        return cache.position() if isinstance(cache, StandIn) else theirs(cache)
+        return cache.position() if isinstance(cache, RowStandIn) else theirs(cache)
 
     return cache_position_offset
 
 
-class StandIn:
-    """What the model is given for a cache while a step is recorded."""
+class RowStandIn(StandIn):
+    """Of a cache with a row of each token."""
 
     def __init__(self, recording: Recording, kind: RowKind, memory: list[mx.array], place: int) -> None:
         self.recording = recording
@@ -155,7 +56,8 @@ class StandIn:
         self.place = place
         self.starts: mx.array | None = None
         self.fetched: tuple[Any, Any] | None = None  # what attention is given
-        if kind in BATCHED:
+        self.has_row, self.gives_masks = False, kind.batched
+        if kind.batched:
             self.offset = recording.step.offsets(place)
             self.starts = self.left_padding = recording.step.starts(place)
         else:
@@ -204,7 +106,7 @@ class StandIn:
     def _given(self, keys: Any, values: Any) -> tuple[Any, Any]:
         if self.fetched is not None:
             raise NotReplayed("a cache is given several rows by a step of one token")
-        self.fetched = keys, values
+        self.fetched, self.has_row = (keys, values), True
         return self.fetched
 
     def _check(self, keys: mx.array, values: mx.array, dims: tuple[int, int]) -> None:
@@ -218,7 +120,7 @@ class StandIn:
         self.recording.places[id(memory[0])] = (memory[0], self.place)
 
 
-class PagedStandIn(StandIn):
+class PagedStandIn(RowStandIn):
     """The same of a batch whose sequences are in pages, each from its own first row on; quantised where a ``form`` is given."""
 
     def __init__(
@@ -264,7 +166,7 @@ class PagedStandIn(StandIn):
         self.offset = self.offset + 1
         # What computes with them by other means than attention has them in order; otherwise nobody asks for these.
         self.recording.places[id(ordered[0])] = (ordered[0], self.place)
-        self.recording.pages[id(ordered[0])] = self
+        self.recording.pages[id(ordered[0])] = Pages(self.memory, self.form, self.window, self.place)
         return self._given(ordered[0], ordered[1])
 
     def _check_pages(self, keys: mx.array, values: mx.array, dims: tuple[int, int]) -> None:
@@ -274,7 +176,7 @@ class PagedStandIn(StandIn):
                 raise NotReplayed(f"keys or values of shape {given.shape} go to pages of {heads} heads with rows of {dim}")
 
 
-class QuantizedStandIn(StandIn):
+class QuantizedStandIn(RowStandIn):
     """The same of a quantised one."""
 
     def __init__(self, recording: Recording, memory: list[mx.array], place: int, form: tuple[int, int]) -> None:
@@ -295,7 +197,7 @@ class QuantizedStandIn(StandIn):
         return self._given(tuple(self.memory[:3]), tuple(self.memory[3:]))
 
 
-class ReplacedStandIn:
+class ReplacedStandIn(StandIn):
     """The same of a cache whose arrays are replaced. ``changes``: whether the model does replace each of them.
 
     The model is given another cache of the same class, whose methods do whatever they do with these arrays.
@@ -304,11 +206,14 @@ class ReplacedStandIn:
     def __init__(self, recording: Recording, memory: list[mx.array], cls: type, changes: list[bool]) -> None:
         self.memory, self.changes = memory, changes
         self.given = [recording.step.content(array) for array in memory]
-        self.shown: Any = cls(len(memory))
-        self.shown.cache = list(self.given)
+        self._shown: Any = cls(len(memory))
+        self._shown.cache = list(self.given)
+
+    @property
+    def shown(self) -> Any:
+        return self._shown
 
     def replaced(self) -> tuple[list[mx.array], list[mx.array]]:
-        """The new arrays, and the memory that they are for."""
         found: tuple[list[mx.array], list[mx.array]] = ([], [])
         for value, given, memory, changes in zip(self.shown.cache, self.given, self.memory, self.changes, strict=True):
             if changes != (value is not given):
@@ -319,3 +224,23 @@ class ReplacedStandIn:
                 found[0].append(value)
                 found[1].append(memory)
         return found
+
+
+def stand_in(
+    recording: Recording, kind: Kind, cache: Any, before: list[mx.array] | None, memory: list[mx.array], place: int
+) -> RowStandIn | ReplacedStandIn:
+    """What the model is given for a cache; ``before``: what it replaces some of, if it does."""
+    if before is not None:
+        changes = [one is not other for one, other in zip(before, kind.arrays(cache), strict=True)]
+        return ReplacedStandIn(recording, memory, type(cache), changes)
+    if kind is Quantized:
+        return QuantizedStandIn(recording, memory, place, Quantized.form(cache))
+    return RowStandIn(recording, cast("RowKind", kind), memory, place)
+
+
+class Session(step.Session):
+    """A captured step of mlx-lm's caches."""
+
+    kind_of = staticmethod(kind_of)
+    stand_in = staticmethod(stand_in)
+    notes_of = staticmethod(notes_of)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .caches import POISON
+from .memory import POISON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,14 +6,14 @@ import contextlib
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from .._common.copies import TRIED, package_of
+from .._replay.watch import STATE, Module
 from .caches import has_known_caches
 from .calls import MODELS, Signature, is_fixed, takes_tokens
+from .copies import TRIED, package_of
 from .in_pages import restore
 from .models import _all, _inside, _on_gpu, decoding_of, is_step, step_of
 from .positions import NAME, notes_of
 from .prompts import begun_early, is_prompt
-from .watch import STATE, Module
 
 if TYPE_CHECKING:
     from collections.abc import Callable

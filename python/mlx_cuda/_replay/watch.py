@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 from .._loader import native
-from .caches import NotReplayed
-from .positions import notes_of
+from .errors import NotReplayed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,9 +49,10 @@ class Watch:
     The model itself is not held, so that it is freed as if nobody watched it.
     """
 
-    def __init__(self, model: Any, stream: mx.Stream) -> None:
-        self._module, self._stream = native.module(stream), stream
-        unwatched = (STATE, *notes_of(model))
+    def __init__(self, model: Any, stream: mx.Stream, notes: tuple[str, ...] = ()) -> None:
+        """``notes``: names of attributes that the model writes, and that a step does not read."""
+        self._module, self._stream, self._notes = native.module(stream), stream, notes
+        unwatched = (STATE, *notes)
         self._found = found = _Found(model, unwatched)
         self._others = tuple(each for other in found.others for each in (other, BETWEEN))
         self._native = self._module.Watch(model, found.instances, found.dicts, found.lists, self._others, gc.get_referents, unwatched)
@@ -65,7 +65,7 @@ class Watch:
         if self._native.unchanged(model):
             return True
         try:
-            now = Watch(model, self._stream)
+            now = Watch(model, self._stream, self._notes)
         except NotReplayed:  # it holds something by now that cannot be watched
             return False
         pairs = self._found.arrays_beside(now._found)

@@ -7,36 +7,40 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 from .._loader import native
-from .caches import Batched, CaptureFailed, NotReplayed, Place, Replaced, kind_of, own_arrays
+from .._replay.capture import Recording
+from .._replay.errors import CaptureFailed, NotReplayed, own_arrays
+from .._replay.kinds import Place
+from .._replay.memory import is_full
+from .._replay.packing import settings
+from .._replay.pool import Pool, held_by
+from .._replay.sequences import PAGE, is_in_pages, most_pages, pages_for
+from .._replay.step import begin_recording, compare, now
+from .caches import Batched, Replaced, kind_of
 from .in_pages import hold
-from .memory import is_full
 from .pages import (
-    PAGE,
-    Pool,
     bytes_of_a_page,
     form_of,
     has_rows,
-    held_by,
-    is_in_pages,
     keys_and_values,
+    layer_of,
     lengths_of,
-    most_pages,
-    pages_for,
+    load,
     rows_of,
-    settings,
     settle,
+    settle_copies,
     states_of,
     window_of,
 )
-from .positions import now
-from .recording import PagedStandIn, Recording, ReplacedStandIn
-from .step import begin_recording, compare
+from .positions import notes_of
+from .stand_ins import PagedStandIn, ReplacedStandIn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from .pages import Form, Held
-    from .step import Taken
+    from .._replay.capture import StandIn
+    from .._replay.packing import Form
+    from .._replay.pool import Held
+    from .._replay.step import Taken
 
 LEAST_ROWS = 16384  # of all sequences
 HEADROOM = 512  # rows for each sequence of the largest batch that is expected, beside those that the first ones have
@@ -72,7 +76,7 @@ class PagedSession:
         pool.states.leave()  # it runs once
         states = pool.states.first(self.batch)
 
-        def stand_ins(recording: Any) -> list[Any]:
+        def stand_ins(recording: Recording) -> list[StandIn]:
             return [
                 PagedStandIn(recording, list(parts), self.columns * PAGE, pool.packing, window, place)
                 if change is None
@@ -81,7 +85,8 @@ class PagedSession:
             ]
 
         tokens = mx.zeros((self.batch, 1), self.dtype)
-        begin_recording(Recording(self.step), model, function, tokens, stand_ins, (self.batch, *logits), self.count)
+        recording = Recording(self.step, notes=notes_of(model))
+        begin_recording(recording, model, function, tokens, stand_ins, (self.batch, *logits), self.count)
         if self.step.has_sums:  # recordings for other numbers of sequences are compared as they run
             raise NotReplayed("its steps have sums over GPUs")
 
@@ -94,7 +99,7 @@ class PagedSession:
         if pool.stream != stream:
             pool.wait()
         numbers, deltas = held.numbers, (now.deltas or ())[: len(held.lengths)]
-        pool.arrange(held, self.step)
+        pool.arrange(held, self.step, anew=settle_copies(pool))
         if self.known != (numbers, held.lengths, pages, deltas):
             own, starts = (([*each] + [0] * self.batch)[: self.batch] for each in (held.lengths, deltas))
             tables = [held.table(place, self.batch, self.columns) for place in range(self.count)]
@@ -155,7 +160,7 @@ class Batches:
             rows = 1 + max(held.lengths if held is not None else lengths_of(caches))
             fitting = [session for session in self.sessions if session.columns * PAGE >= rows]
             if fitting:
-                held = pool.load(caches, stream) if held is None else held
+                held = load(pool, caches, stream) if held is None else held
                 result = None if held is None else self._call(fitting, model, function, tokens, held, stream)
                 if result is not None:
                     hold(caches, result[1])
@@ -177,6 +182,7 @@ class Batches:
         session = PagedSession(like.pool, tokens, like.columns, stream)
         session.record(model, function, like.logits, like.changes)
         few, pool = held.only(range(min(tokens.shape[0], like.batch))), held.pool
+        settle_copies(pool)
         before = pool.kept(held)
         try:
             same = like.call(tokens[: len(few.lengths)], few, stream)
@@ -213,7 +219,7 @@ class Batches:
             columns *= 2
         session = PagedSession(self.pool, tokens, columns, stream)
         session.record(model, function, expected.shape[1:], list(map(_changes, caches, before)))
-        held = self.pool.load(caches, stream, [then or [] for then in before])
+        held = load(self.pool, caches, stream, [then or [] for then in before])
         result = None
         if held is not None:
             result = session.call(tokens, held._replace(lengths=tuple(length - 1 for length in held.lengths)), stream)
@@ -234,7 +240,8 @@ class Batches:
                 return False
             try:
                 with own_arrays():
-                    self.pool, self.sessions = Pool(caches, counts, most, settings.packing_of(map(form_of, caches)), stream), []
+                    packing = settings.packing_of(map(form_of, caches))
+                    self.pool, self.sessions = Pool(list(map(layer_of, caches)), counts, most, packing, stream), []
             except CaptureFailed as error:
                 if not is_full(error):
                     raise

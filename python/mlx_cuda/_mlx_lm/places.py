@@ -1,6 +1,6 @@
 """What is put in the places of mlx-lm's own: attention to quantised keys, linear attention, and what takes drafts back.
 
-And in those of copies that other packages carry, such as mlx-vlm and mlx-audio, where their code is known (`_common/copies.py`).
+And in those of copies that other packages carry, such as mlx-vlm and mlx-audio, where their code is known (`copies.py`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from ._attention import quantized
-from ._common.arrays import promoted, resolve
-from ._common.copies import is_being_imported, known_as, modules_of, package_of
-from ._common.errors import Refused
-from ._decoding import drafts, recording
-from ._loader.replacing import in_place_of, in_shapeless_trace
-from ._recurrence.gated_delta import gated_delta, prepare
-from ._recurrence.rules import choose
-from ._recurrence.ssd import explain as explain_ssd
-from ._recurrence.ssd import ssd
+from .._attention import quantized
+from .._common.arrays import promoted, resolve
+from .._common.errors import Refused
+from .._loader.replacing import in_place_of, in_shapeless_trace
+from .._recurrence.gated_delta import gated_delta, prepare
+from .._recurrence.rules import choose
+from .._recurrence.ssd import explain as explain_ssd
+from .._recurrence.ssd import ssd
+from .._replay import capture
+from . import drafts, stand_ins
+from .copies import is_being_imported, known_as, modules_of, package_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,7 +92,7 @@ def _quantized_attention(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(theirs)
     def attention(queries: Any, q_keys: Any, q_values: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8) -> Any:
-        step = recording.current()
+        step = capture.current()
         seen = None if step is None else step.seen(queries, q_keys[0], mask)
         if isinstance(scale, (int, float)) and not in_shapeless_trace():
             with contextlib.suppress(Refused):  # mlx-lm says itself what is wrong with the arguments
@@ -116,7 +117,7 @@ COPIES: dict[str, Callable[..., Callable[..., Any]]] = {  # by what they are kno
     "gated_delta_chunked": partial(_gated_delta, chunked=True),
     "ssm_attn": _ssm,
     "ssm_attn of 0.31": partial(_ssm, masks=False),
-    "cache_position_offset": recording.position_of,
+    "cache_position_offset": stand_ins.position_of,
 }
 NAMES = {name.partition(" ")[0] for name in COPIES}  # by which modules have them
 _looked_into: dict[str, int] = {}  # modules, and their identities

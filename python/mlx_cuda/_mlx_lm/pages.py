@@ -1,0 +1,143 @@
+"""What mlx-lm's batched caches hold that have theirs in pages, and what goes there and comes back (`in_pages.py`)."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+
+from .._replay.pool import Layer
+from .._replay.sequences import PAGE, STATE, is_in_pages
+from .caches import BatchedRotating, Replaced, kind_of
+
+if TYPE_CHECKING:
+    from .._replay.packing import Form
+    from .._replay.pool import Held, Pool
+    from .._replay.states import ByLayers
+
+
+def content_of(held: Held, layer: int, rest: dict[str, Any]) -> dict[str, Any]:
+    """What a cache with these attributes, in pages, would have in arrays of its own."""
+    if held.pool.states.like[layer]:
+        return {**rest, "cache": held.pool.state(held, layer)}
+    keys, values = held.pool.rows(held, layer)
+    return {**rest, **places_of(held, rest), "keys": keys, "values": values}
+
+
+def settle(cache: Any) -> Any:
+    """A cache, which is no more in pages."""
+    if state := vars(cache).get(STATE):
+        with state[0].pool.states.lock:
+            if is_in_pages(cache):  # otherwise another thread was faster
+                _leave(cache, content_of(*vars(cache)[STATE]))
+    return cache
+
+
+def _leave(cache: Any, content: dict[str, Any]) -> None:
+    pool = vars(cache)[STATE][0].pool
+    for caches in (pool.batches, pool.replaced, pool.states.copies):
+        caches.discard(cache)
+    vars(cache).update(content)
+    del vars(cache)[STATE]
+
+
+def known_again(caches: list[Any]) -> None:
+    """Of caches that were put back: those that have states in pages again, which somebody else may have by now."""
+    for cache in caches:
+        if is_in_pages(cache) and not has_rows(cache):
+            pool = vars(cache)[STATE][0].pool
+            with pool.states.lock:
+                pool.replaced.add(cache)
+                pool.states.copies.add(cache)
+
+
+def settle_copies(pool: Pool) -> bool:
+    """Have caches that hold what a step is about to replace have arrays of their own; whether there were any."""
+    if not pool.states.copies:
+        return False
+    pool.wait()
+    with pool.states.lock:
+        for cache in filter(has_rows, list(pool.states.copies)):
+            settle(cache)
+        for numbers, copies in itertools.groupby(sorted(pool.states.copies, key=_numbers_of), key=_numbers_of):
+            content = pool.states.of(numbers)
+            for cache in copies:
+                _, layer, rest = vars(cache)[STATE]
+                _leave(cache, {**rest, "cache": [array.__copy__() for array in content[layer]]})
+    return True
+
+
+def _numbers_of(cache: Any) -> list[int]:
+    numbers: list[int] = vars(cache)[STATE][0].numbers
+    return numbers
+
+
+def load(pool: Pool, caches: list[Any], stream: mx.Stream, states: ByLayers | None = None) -> Held | None:
+    """What caches hold, copied to pages; None where there are too few. ``states``: those of all layers, where the caches have others by
+    now.
+    """
+    lengths = lengths_of(caches)
+    rows = [rows_of(cache) if any(lengths) else [] for cache in caches]  # nothing of whom one token comes
+    return pool.load(rows, lengths, states or list(map(states_of, caches)), stream)
+
+
+def layer_of(cache: Any) -> Layer:
+    return Layer(form_of(cache), window_of(cache), states_of(cache))
+
+
+def places_of(held: Held, rest: dict[str, Any]) -> dict[str, Any]:
+    """Where a batch's sequences, or the only one, begin and end, by the names that caches have for that."""
+    if "cache" in rest:
+        return {}
+    longest = max(held.lengths)
+    rows = min(longest, rest.get("max_size", longest))
+    places: dict[str, Any] = {"_idx": rows, "_offset": longest, "rotated": False, "offset": longest}
+    if "left_padding" in rest:
+        offsets = mx.array(held.lengths)
+        places |= {"offset": offsets, "left_padding": rows - mx.minimum(offsets, rows)}
+    return {name: value for name, value in places.items() if name in rest}
+
+
+def has_rows(cache: Any) -> bool:
+    """Whether it has rows, not a state."""
+    return type(cache).__name__ != Replaced.name
+
+
+def keys_and_values(cache: Any) -> list[mx.array]:
+    return [cache.keys, cache.values] if has_rows(cache) else []
+
+
+def form_of(cache: Any) -> Form:
+    """Heads, head dimension and dtype of a cache's keys and of its values."""
+    return [(array.shape[1], array.shape[3], array.dtype) for array in keys_and_values(cache)]
+
+
+def bytes_of_a_page(cache: Any) -> int:
+    """As the cache has its rows."""
+    return sum(heads * PAGE * dim * dtype.size for heads, dim, dtype in form_of(cache))
+
+
+def states_of(cache: Any) -> list[mx.array]:
+    return [] if has_rows(cache) else Replaced.arrays(cache)
+
+
+def lengths_of(caches: list[Any]) -> list[int]:
+    """The rows of each sequence of a batch, as the first layer that has rows knows them."""
+    lengths: list[int] = next(cache for cache in caches if has_rows(cache)).offset.tolist()
+    return lengths
+
+
+def window_of(cache: Any) -> int | None:
+    """How many rows there are at most."""
+    return cache.max_size if kind_of(cache) is BatchedRotating else None
+
+
+def rows_of(cache: Any) -> list[mx.array]:
+    """Keys and values of a batch's cache, the oldest first, of a window no more than it has; nothing of a state."""
+    if not has_rows(cache):
+        return []
+    if getattr(cache, "rotated", False):
+        return [mx.roll(array, -cache._idx, 2) for array in (cache.keys, cache.values)]
+    first = max(0, cache._idx - (window_of(cache) or cache._idx))
+    return [array[..., first : cache._idx, :] for array in (cache.keys, cache.values)]

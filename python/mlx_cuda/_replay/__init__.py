@@ -1,0 +1,1 @@
+"""Steps of one token, captured once and launched for each: the captured graph, what it was captured of, and its memory."""

@@ -1,0 +1,142 @@
+"""What is known of a model's arrays while its step is captured: attention goes to the rows of its caches that are there."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import mlx.core as mx
+
+from .._attention.attention import attention
+from .._attention.paged import paged_attention
+from .._attention.quantized import quantized_attention
+from .._loader import native
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Result = TypeVar("Result")
+
+_lock = threading.RLock()  # which knows whether this thread holds it
+_current = threading.local()
+
+
+class StandIn:
+    """What a model is given for a cache while its step is captured; the classes of a library are what its models ask of one."""
+
+    has_row = True  # whether the token's row has been appended, where there are rows
+    gives_masks = True  # whether the cache gives masks for one token, where there are rows
+
+    @property
+    def shown(self) -> Any:
+        """What the model gets to see."""
+        return self
+
+    def replaced(self) -> tuple[list[mx.array], list[mx.array]]:
+        """The new arrays of what the step replaces, and the memory that they are for."""
+        return [], []
+
+
+class Pages(NamedTuple):
+    """A layer's keys and values in pages; quantised where a ``form`` is given."""
+
+    memory: list[mx.array]
+    form: tuple[int, int] | None
+    window: int | None
+    place: int
+
+
+class Recording:
+    """What is known of arrays that the model passes on while it is recorded."""
+
+    def __init__(self, step: Any, apart: int = 0, notes: tuple[str, ...] = ()) -> None:
+        self.step = step
+        self.apart = apart  # the place whose starts are how far positions are from places
+        self.notes = notes  # attributes that the model may write
+        self.more_masks = True  # than caches give: attention that a model writes out needs one
+        self.places: dict[int, tuple[mx.array, int]] = {}  # of keys, by their identity
+        self.pages: dict[int, Pages] = {}  # of keys that are in pages, by their identity
+        self.masks: dict[int, tuple[mx.array, int, dict[str, Any]]] = {}  # with their place, and what `attention` calls the same
+
+    def deltas(self) -> mx.array:
+        """How far each sequence's positions are from its places."""
+        starts: mx.array = self.step.starts(self.apart)
+        return starts[:, None]
+
+    def forget(self) -> None:
+        """Let go of the stand-ins, which hold this and the memory of caches, without Python's collector."""
+        self.places.clear()
+        self.pages.clear()
+        self.masks.clear()
+
+    def attention(self, upstream: Callable[..., mx.array], q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
+        """Attention to the rows of a cache that are there, which the device knows."""
+        seen = self.seen(q, k, options.get("mask"))
+        if seen is None:
+            return upstream(q, k, v, **options)
+        if id(k) in self.pages:
+            cache = self.pages[id(k)]
+            memory, form, own = cache.memory, cache.form, None if cache.window is None else cache.window - 1
+            rest: Any = {"scale": options["scale"], "sinks": options.get("sinks"), "window_size": seen.get("window_size", own)}
+            if form is None:
+                paged: mx.array = paged_attention(q, memory[0], memory[1], self.step.table(cache.place), seen["lengths"], **rest)
+            else:
+                rest |= {"group_size": form[0], "bits": form[1], "lengths": seen["lengths"], "block_table": self.step.table(cache.place)}
+                paged = quantized_attention(q, tuple(memory[:3]), tuple(memory[3:]), **rest)
+            return paged
+        out: mx.array = attention(q, k, v, scale=options["scale"], sinks=options.get("sinks"), **seen)
+        return out
+
+    def seen(self, q: mx.array, k: mx.array, mask: Any) -> dict[str, Any] | None:
+        """What a query sees of a cache's keys, as ``attention`` calls it; None of keys that are in no cache."""
+        place = self.places.get(id(k), (k, None))[1]
+        _, mask_place, seen = self.masks.get(id(mask)) or self._cut_from(mask)
+        if place is None or q.shape[2] != 1 or (mask is not None and mask_place != place):
+            return None
+        return {"lengths": self.step.lengths(place)} if mask is None else seen
+
+    def _cut_from(self, mask: Any) -> tuple[Any, int | None, dict[str, Any]]:
+        """What is known of a mask that a model has cut to the keys, which are as many."""
+        known = list(self.masks.values()) if isinstance(mask, mx.array) else []
+        if known:
+            same = native.module(mx.default_stream(mx.default_device())).same_arrays
+            known = [each for each in known if same([mask], [each[0]])]
+        return known[0] if known else (mask, None, {})
+
+
+def _attention(upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def attention_of_step(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
+        recording = current()
+        return upstream(q, k, v, **options) if recording is None else recording.attention(upstream, q, k, v, **options)
+
+    return attention_of_step
+
+
+def current() -> Recording | None:
+    """What is recorded in this thread at present."""
+    return getattr(_current, "recording", None)
+
+
+def while_recorded(recording: Recording, record: Callable[[Recording], Result]) -> Result:
+    """Have this thread's attention go by the recording while that is made; one thread at a time records.
+
+    A function and no context manager: an interrupt may come between the latter's beginning and its block, with the lock held.
+    """
+    try:
+        _lock.acquire()  # no with: of CPython 3.14 an interrupt may come between the lock's own beginning and its block
+        upstream = mx.fast.scaled_dot_product_attention
+        own = _attention(upstream)
+        try:
+            mx.fast.scaled_dot_product_attention = own
+            _current.recording = recording
+            return record(recording)
+        finally:
+            if mx.fast.scaled_dot_product_attention is own:  # another thread may have patched or unpatched meanwhile
+                mx.fast.scaled_dot_product_attention = upstream
+            _current.recording = None
+            recording.forget()
+    finally:
+        try:  # noqa: SIM105  (suppress has frames of Python's own, in which a further interrupt may come)
+            _lock.release()
+        except RuntimeError:  # an interrupt came before the lock
+            pass
