@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from ._attention import quantized
-from ._common.arrays import promoted, resolve
+from ._common.arrays import promoted
 from ._common.copies import is_being_imported, known_as, modules_of, package_of
 from ._common.errors import Refused
 from ._decoding import drafts, recording
 from ._loader.replacing import in_place_of, in_shapeless_trace
-from ._recurrence.gated_delta import gated_delta, prepare
-from ._recurrence.rules import choose
-from ._recurrence.ssd import explain as explain_ssd
+from ._recurrence.gated_delta import gated_delta
 from ._recurrence.ssd import ssd
 
 if TYPE_CHECKING:
@@ -34,11 +32,12 @@ def _gated_delta(theirs: Callable[..., Any], *, chunked: bool = False) -> Callab
     def ops(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, mask: Any = None, *more: Any, **named: Any) -> Any:
         if any(each is not None for each in (*more, *named.values())):  # states in between, or how long chunks are
             return None
-        if choose(prepare(q, k, v, g, beta, state=state, mask=mask), resolve(None)).engine == "upstream":
+        call = gated_delta.prepare(q, k, v, g, beta, state=state, mask=mask)
+        if call.choice.engine == "upstream":
             return None
 
         def compute() -> Any:
-            y, last = gated_delta(q, k, v, g, beta, state=state, mask=mask)
+            y, last = call.result()
             if chunked:
                 return y.astype(v.dtype), last.astype(mx.float32)
             kept = last.dtype if state is None else promoted(state.dtype, *(each.dtype for each in (k, v, g, beta)))
@@ -74,11 +73,12 @@ def _ssm(theirs: Callable[..., Any], *, masks: bool = True) -> Callable[..., Any
         if lengths is not None:
             within = mx.arange(x.shape[1]) < lengths[:, None]
             seen = within if mask is None else mx.logical_and(within, mask)
-        if explain_ssd(x, lasting, decay, B, C, state=state, mask=seen).engine == "upstream":
+        call = ssd.prepare(x, lasting, decay, B, C, state=state, mask=seen)
+        if call.choice.engine == "upstream":
             return None
 
         def compute() -> Any:
-            y, last = ssd(x, lasting, decay, B, C, state=state, mask=seen)
+            y, last = call.result()
             return y.astype(x.dtype) + x * D.reshape(1, 1, x.shape[2], 1), last
 
         return compute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -11,8 +12,8 @@ from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text,
 from .._common.choice import Choice, native_elementwise
 from .._common.errors import WrongValue
 from .._loader import native
-from .._loader.graph_cache import cached, growing, valid_for
-from .attention import case_of, run
+from .._operation import operation
+from .attention import RESULTS, AnyAttentionCall, case_of, run
 from .options import Options, checked, require_dimensions, require_floating, require_groups
 from .rules import choose_paged, equal_choice
 
@@ -24,6 +25,33 @@ if TYPE_CHECKING:
 
     class PagedKeywords(Keywords, total=False):
         window_size: int | None
+
+
+@dataclass(slots=True)
+class PagedCall(AnyAttentionCall):
+    """A call of :func:`paged_attention`, in one dtype."""
+
+    q: mx.array
+    k: mx.array  # pages
+    v: mx.array
+    table: mx.array
+    window_size: int | None
+
+    @property
+    def sizes(self) -> tuple[int, int] | None:
+        if self.choice.engine != "decode":
+            return None
+        page_size = self.k.shape[2]
+        fewest, most = equal_choice(0, self.table.shape[1] * page_size, self.window_size, asked=False)
+        return -(-fewest // page_size), most // page_size
+
+    def results(self) -> list[mx.array]:
+        q, k, v, table, options, on = self.q, self.k, self.v, self.table, self.options, self.stream
+        if self.choice.engine == "decode":
+            return native.module(on).decode_attention(q, k, v, options, on, table)
+        if self.force_fused:
+            raise WrongValue(f"[paged_attention] force_fused is set, but no fused kernel takes this case: {self.choice.reason}")
+        return run(q, in_order(k, table), in_order(v, table), options, force_fused=False, stream=on)
 
 
 @overload
@@ -65,8 +93,7 @@ def paged_attention(
 ) -> mx.array | tuple[mx.array, mx.array]: ...
 
 
-@cached
-@growing(block_table=1)
+@operation(RESULTS, block_table=1)
 def paged_attention(
     q: mx.array,
     k_pages: mx.array,
@@ -81,7 +108,7 @@ def paged_attention(
     return_lse: bool = False,
     force_fused: bool = False,
     stream: StreamOrDevice = None,
-) -> mx.array | tuple[mx.array, mx.array]:
+) -> PagedCall:
     """Causal :func:`attention` to a cache in pages: "PagedAttention" (arXiv:2309.06180).
 
     Args:
@@ -124,16 +151,7 @@ def paged_attention(
         )  # fmt: skip
         options = options._replace(ends=ends)
         choice = _choose(q, k_pages, v_pages, table, options, on)
-        if choice.engine == "decode":
-            page_size = k_pages.shape[2]
-            fewest, most = equal_choice(0, k_len, window_size, asked=False)
-            valid_for(-(-fewest // page_size), most // page_size)
-            results = native.module(on).decode_attention(q, k_pages, v_pages, options, on, table)
-        elif force_fused:
-            raise WrongValue(f"[paged_attention] force_fused is set, but no fused kernel takes this case: {choice.reason}")
-        else:
-            results = run(q, in_order(k_pages, table), in_order(v_pages, table), options, force_fused=False, stream=on)
-    return (results[0], results[1]) if return_lse else results[0]
+        return PagedCall(options, choice, on, force_fused, q, k_pages, v_pages, table, window_size)
 
 
 def paged_cache_update(

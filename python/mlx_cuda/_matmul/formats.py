@@ -11,7 +11,11 @@ from .._common.arrays import dense_dtype, dtype_name, dtype_text, promoted, requ
 from .._common.errors import WrongType, WrongValue
 
 if TYPE_CHECKING:
-    from .call import Spec
+    from typing import TypeAlias
+
+    from .._common.arrays import Shape
+
+    Spec: TypeAlias = tuple[Shape, mx.Dtype]
 
 FORMATS = {  # mode: group sizes and bits, the defaults first
     "affine": ((64, 32, 128), (4, 1, 2, 3, 5, 6, 8)),
@@ -27,6 +31,11 @@ class Format(NamedTuple):
     group_size: int
     bits: int
     mode: str
+
+
+def spec(array: mx.array | None) -> Spec | None:
+    """What a plan needs to know of an array."""
+    return None if array is None else (array.shape, array.dtype)
 
 
 def require_options(operation: str, transpose: object, group_size: object, bits: object, mode: object) -> None:

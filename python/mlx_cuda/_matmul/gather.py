@@ -14,8 +14,8 @@ from .._common.choice import Choice, Gpu
 from .._common.errors import WrongValue
 from .._common.limits import by_limits
 from .._loader import native
-from .call import Call, product, spec
-from .formats import Format, computed_in, require_options, weights
+from .._operation import Call, operation
+from .formats import Format, computed_in, require_options, spec, weights
 from .grouped import QuantizedExperts, grouped_quantized
 from .quantized import OURS, SKINNY, quantized_matmul
 from .rules import GroupedCase, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
@@ -23,7 +23,7 @@ from .upstream import upstream_dense, upstream_quantized
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
-    from .call import Spec
+    from .formats import Spec
     from .quantized import QuantizedCall
 
 INDICES = ("lhs_indices", "rhs_indices")
@@ -45,7 +45,7 @@ class GatherPlan(NamedTuple):
 
 
 @dataclass(slots=True)
-class GatherCall(Call):
+class GatherCall(Call[mx.array]):
     """A call of ``gather_mm`` or ``gather_qmm``."""
 
     x: mx.array
@@ -92,7 +92,7 @@ class GatherCall(Call):
         return native.module(self.stream).grouped_kernel(x, cast(w, self.plan.dtype, self.stream), rhs, self.transpose, self.stream)
 
 
-@product
+@operation()
 def gather_mm(
     a: mx.array,
     b: mx.array,
@@ -136,7 +136,7 @@ def gather_mm(
     return replace(call, vectors=tuple(vectors)) if vectors else call
 
 
-@product
+@operation()
 def gather_qmm(
     x: mx.array,
     w: mx.array,
@@ -199,7 +199,7 @@ def gather_qmm(
     return GatherCall(*given, on, plan, plan.choice)
 
 
-def misread_by_mlx(call: Call) -> bool:
+def misread_by_mlx(call: Call[mx.array]) -> bool:
     """Whether a call that is left to MLX's function has to reach it by way of ours, which gives it operands that it reads right on CUDA."""
     if not isinstance(call, GatherCall) or (call.lhs is None and call.rhs is None):
         return False

@@ -13,9 +13,9 @@ from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._common.limits import by_limits
 from .._loader import native
+from .._operation import Call, operation
 from .batches import product_of_batches
-from .call import Call, product, spec
-from .formats import Format, computed_in, require_options, weights
+from .formats import Format, computed_in, require_options, spec, weights
 from .rules import QuantizedCase, choose_quantized, chosen
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .._common.arrays import Shape, StreamOrDevice
     from .._common.choice import Choice, Gpu
-    from .call import Spec
+    from .formats import Spec
 
 SKINNY = ("skinny", "small")
 OURS = (*SKINNY, "dequantize", "grouped")
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
 
 
 @dataclass(slots=True)
-class QuantizedCall(Call):
+class QuantizedCall(Call[mx.array]):
     """A call of ``quantized_matmul``."""
 
     x: mx.array
@@ -64,7 +64,7 @@ class QuantizedCall(Call):
         return native.module(self.stream).quantized_kernel(*_skinny(self)) if self.choice.engine in SKINNY else ""
 
 
-@product
+@operation()
 def quantized_matmul(
     x: mx.array,
     w: mx.array,
