@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -17,6 +17,7 @@ from ._common.arrays import promoted
 from ._common.copies import is_being_imported, known_as, modules_of, package_of
 from ._common.errors import Refused
 from ._decoding import drafts, recording
+from ._loader.graph_cache import cached
 from ._loader.replacing import in_place_of, in_shapeless_trace
 from ._recurrence.gated_delta import gated_delta
 from ._recurrence.ssd import ssd
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+@cache  # of a function one that has a cache
 def _gated_delta(theirs: Callable[..., Any], *, chunked: bool = False) -> Callable[..., Any]:
     """mlx-lm's loop over time, or mlx-vlm's scan of chunks, whose state is float32."""
 
+    @cached
     @in_place_of(theirs)
     def ops(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, mask: Any = None, *more: Any, **named: Any) -> Any:
         if any(each is not None for each in (*more, *named.values())):  # states in between, or how long chunks are
@@ -48,9 +51,11 @@ def _gated_delta(theirs: Callable[..., Any], *, chunked: bool = False) -> Callab
     return ops
 
 
+@cache
 def _ssm(theirs: Callable[..., Any], *, masks: bool = True) -> Callable[..., Any]:
     """mlx-lm's scan of Mamba-2, 256 tokens at a time. ``masks``: whether tokens that are masked leave the state as it is, as here."""
 
+    @cached
     @in_place_of(theirs)
     def attn(
         x: Any,
@@ -104,7 +109,7 @@ def _quantized_attention(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return attention
 
 
-PLACES = {
+PLACES: dict[tuple[str, str], Callable[..., Callable[..., Any]]] = {
     ("mlx_lm.models.base", "quantized_scaled_dot_product_attention"): _quantized_attention,
     ("mlx_lm.models.gated_delta", "gated_delta_ops"): _gated_delta,
     ("mlx_lm.models.ssm", "ssm_attn"): _ssm,

@@ -74,26 +74,25 @@ def _product(ours: Operation[..., Call[mx.array]], upstream: Callable[..., mx.ar
     return product
 
 
+@cached
 @in_place_of(upstream_gated_delta)
-def _gated_delta(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    gamma: mx.array,
-    beta: mx.array,
-    initial_state: mx.array | None = None,
-    mask: mx.array | None = None,
-    stream: StreamOrDevice = None,
-) -> Callable[[], list[mx.array]] | None:
+def _gated_delta_update(
+    q: Any, k: Any, v: Any, gamma: Any, beta: Any, initial_state: Any = None, mask: Any = None, stream: StreamOrDevice = None
+) -> Callable[[], Any] | None:
     call = gated_delta.prepare(q, k, v, gamma, beta, state=initial_state, mask=mask, stream=stream)
     if call.choice.engine == "upstream":
         return None
 
-    def compute() -> list[mx.array]:
+    def compute() -> tuple[mx.array, mx.array]:
         y, state = call.result()
-        return [y.astype(promoted(q.dtype, k.dtype), stream=call.stream), state]
+        return y.astype(promoted(q.dtype, k.dtype), stream=call.stream), state
 
     return compute
+
+
+@wraps(upstream_gated_delta)
+def _gated_delta(*arguments: Any, **options: Any) -> list[mx.array]:
+    return list(_gated_delta_update(*arguments, **options))
 
 
 _conv1d = in_place_of(upstream_conv1d)(depthwise)
@@ -146,7 +145,7 @@ ROUTES = (
 )
 ALL_SUM = Route(mx.distributed, "all_sum", upstream_all_sum, patched_all_sum)
 OTHERS = (
-    Route(mx.fast, "gated_delta_update", upstream_gated_delta, _gated_delta),  # gives a list
+    Route(mx.fast, "gated_delta_update", upstream_gated_delta, _gated_delta),  # gives a list, which none is cached of
     Route(mx, "conv1d", upstream_conv1d, _conv1d),
     ALL_SUM,  # asks other processes
 )
