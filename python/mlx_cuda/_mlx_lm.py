@@ -100,8 +100,9 @@ def _quantized_attention(theirs: Callable[..., Any]) -> Callable[..., Any]:
         seen = None if step is None else step.seen(queries, q_keys[0], mask)
         if isinstance(scale, (int, float)) and not in_shapeless_trace():
             with contextlib.suppress(Refused):  # mlx-lm says itself what is wrong with the arguments
-                options = {"mask": mask} if seen is None else seen
-                y: Any = quantized.attend(queries, *q_keys, *q_values, group_size=group_size, bits=bits, scale=scale, **options)
+                (k, k_scales, k_biases), (v, v_scales, v_biases) = q_keys, q_values
+                options = {"k_biases": k_biases, "v_biases": v_biases, "group_size": group_size, "bits": bits, "scale": scale}
+                y: Any = quantized.attend(queries, k, k_scales, v, v_scales, **options, **({"mask": mask} if seen is None else seen))
                 dtype = promoted(queries.dtype, q_keys[1].dtype, q_values[1].dtype)
                 return y if y.dtype == dtype else y.astype(dtype)
         return theirs(queries, q_keys, q_values, scale=scale, mask=mask, group_size=group_size, bits=bits)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
+
+import mlx.core as mx
 
 from ._loader.graph_cache import cached, growing, valid_for
 
@@ -35,6 +38,23 @@ class Call(Protocol[R_co]):
     def kernel(self) -> str:
         """The source and the kernel of ours that compute the call, where the native module can tell."""
         return ""
+
+
+@dataclass(slots=True)
+class DirectCall(Call[R]):
+    """A call of one function of the native module, or of the same of MLX's operations."""
+
+    choice: Choice
+    native: Callable[..., R] | None  # if that computes it
+    composed: Callable[..., R]
+    arguments: tuple[Any, ...]  # of either
+    stream: mx.Stream
+
+    def result(self) -> R:
+        if self.native is not None:
+            return self.native(*self.arguments, self.stream)
+        with mx.stream(self.stream):
+            return self.composed(*self.arguments)
 
 
 class Operation(Protocol[P, C_co]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -12,33 +11,14 @@ from ._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promote
 from ._common.choice import Choice, against_native
 from ._common.errors import WrongValue
 from ._loader import native
-from ._operation import Call, operation
+from ._operation import DirectCall, operation
 
 if TYPE_CHECKING:
     from ._common.arrays import Shape, StreamOrDevice
-    from ._loader.module import NativeModule
-
-
-@dataclass(slots=True)
-class SwigluCall(Call[mx.array]):
-    """A call of :func:`swiglu`, in one dtype."""
-
-    gate: mx.array
-    up: mx.array
-    stream: mx.Stream
-    choice: Choice
-    module: NativeModule | None  # that computes it
-
-    def result(self) -> mx.array:
-        if self.module is not None:
-            return self.module.swiglu(self.gate, self.up, self.stream)
-        with mx.stream(self.stream):
-            gate, up = mx.broadcast_arrays(self.gate, self.up)
-            return _gated(gate, up) if gate.size else mx.zeros(gate.shape, gate.dtype)
 
 
 @operation()
-def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> SwigluCall:
+def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> DirectCall[mx.array]:
     """The SwiGLU gate ``silu(gate) * up`` of "GLU Variants Improve Transformer" (arXiv:2002.05202), in one pass over memory.
 
     Args:
@@ -61,7 +41,8 @@ def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> Sw
     on = resolve(stream)
     if dtype is not None:
         gate, up = cast(gate, dtype, on), cast(up, dtype, on)
-    return SwigluCall(gate, up, on, *native.offered(choice, on))
+    choice, module = native.offered(choice, on)
+    return DirectCall(choice, module.swiglu if module else None, _composed, (gate, up), on)
 
 
 @lru_cache(CACHED_SHAPES)
@@ -77,6 +58,11 @@ def _plan(gate: Shape, up: Shape, gate_dtype: mx.Dtype, up_dtype: mx.Dtype) -> t
     against = "the shapes differ" if gate != up else against_native(dtype_name(dtype), gate)
     choice = Choice("composed", against) if against else Choice("fused", "equal shapes, in one pass")
     return None if gate_dtype == up_dtype == dtype else dtype, choice
+
+
+def _composed(gate: mx.array, up: mx.array) -> mx.array:
+    gate, up = mx.broadcast_arrays(gate, up)
+    return _gated(gate, up) if gate.size else mx.zeros(gate.shape, gate.dtype)
 
 
 @partial(mx.compile, shapeless=True)

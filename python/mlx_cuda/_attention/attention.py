@@ -206,24 +206,10 @@ def operands(
 def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options, engine: native.Engine, batch: int) -> AttentionCase:
     """What the rules ask of a call: head by head the last dimensions but one of q and v, and how many queries and keys there are."""
     return AttentionCase(
-        batch,
-        q.shape[1],
-        v.shape[1],
-        *lengths,
-        q.shape[-1],
-        v.shape[-1],
-        dtype_name(q.dtype),
-        options.mask_kind,
-        engine.capability,
-        engine.cudnn,
-        window=options.window_kind,
-        softcap=options.softcap > 0,
-        sinks=options.sinks is not None,
-        ragged=options.ragged,
-        lse=options.lse,
-        deterministic=options.deterministic,
-        tf32=native.tf32(),
-    )
+        batch, q.shape[1], v.shape[1], *lengths, q.shape[-1], v.shape[-1], dtype_name(q.dtype), options.mask_kind, engine.capability,
+        engine.cudnn, window=options.window_kind, softcap=options.softcap > 0, sinks=options.sinks is not None, ragged=options.ragged,
+        lse=options.lse, deterministic=options.deterministic, tf32=native.tf32(),
+    )  # fmt: skip
 
 
 def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> Choice:

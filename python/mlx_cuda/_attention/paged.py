@@ -56,41 +56,23 @@ class PagedCall(AnyAttentionCall):
 
 @overload
 def paged_attention(
-    q: mx.array,
-    k_pages: mx.array,
-    v_pages: mx.array,
-    block_table: mx.array,
-    lengths: mx.array,
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[PagedKeywords],
-) -> mx.array: ...
+    q: mx.array, k_pages: mx.array, v_pages: mx.array, block_table: mx.array, lengths: mx.array, *,
+    return_lse: Literal[False] = False, **options: Unpack[PagedKeywords],
+) -> mx.array: ...  # fmt: skip
 
 
 @overload
 def paged_attention(
-    q: mx.array,
-    k_pages: mx.array,
-    v_pages: mx.array,
-    block_table: mx.array,
-    lengths: mx.array,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[PagedKeywords],
-) -> tuple[mx.array, mx.array]: ...
+    q: mx.array, k_pages: mx.array, v_pages: mx.array, block_table: mx.array, lengths: mx.array, *,
+    return_lse: Literal[True], **options: Unpack[PagedKeywords],
+) -> tuple[mx.array, mx.array]: ...  # fmt: skip
 
 
 @overload
 def paged_attention(
-    q: mx.array,
-    k_pages: mx.array,
-    v_pages: mx.array,
-    block_table: mx.array,
-    lengths: mx.array,
-    *,
-    return_lse: bool,
-    **options: Unpack[PagedKeywords],
-) -> mx.array | tuple[mx.array, mx.array]: ...
+    q: mx.array, k_pages: mx.array, v_pages: mx.array, block_table: mx.array, lengths: mx.array, *,
+    return_lse: bool, **options: Unpack[PagedKeywords],
+) -> mx.array | tuple[mx.array, mx.array]: ...  # fmt: skip
 
 
 @operation(RESULTS, block_table=1)

@@ -93,35 +93,23 @@ class QuantizedAttentionCall(AnyAttentionCall):
 
 @overload
 def quantized_attention(
-    q: mx.array,
-    k: tuple[mx.array, ...],
-    v: tuple[mx.array, ...],
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[QuantizedKeywords],
-) -> mx.array: ...
+    q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...], *,
+    return_lse: Literal[False] = False, **options: Unpack[QuantizedKeywords],
+) -> mx.array: ...  # fmt: skip
 
 
 @overload
 def quantized_attention(
-    q: mx.array,
-    k: tuple[mx.array, ...],
-    v: tuple[mx.array, ...],
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[QuantizedKeywords],
-) -> tuple[mx.array, mx.array]: ...
+    q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...], *,
+    return_lse: Literal[True], **options: Unpack[QuantizedKeywords],
+) -> tuple[mx.array, mx.array]: ...  # fmt: skip
 
 
 @overload
 def quantized_attention(
-    q: mx.array,
-    k: tuple[mx.array, ...],
-    v: tuple[mx.array, ...],
-    *,
-    return_lse: bool,
-    **options: Unpack[QuantizedKeywords],
-) -> mx.array | tuple[mx.array, mx.array]: ...
+    q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...], *,
+    return_lse: bool, **options: Unpack[QuantizedKeywords],
+) -> mx.array | tuple[mx.array, mx.array]: ...  # fmt: skip
 
 
 def quantized_attention(
@@ -176,10 +164,11 @@ def quantized_attention(
     to 256, pages of a multiple of 16 keys, on GPUs of compute capability 8.0 and newer. Others are :func:`attention` to the dequantised
     keys and values.
     """
+    (k_numbers, k_scales, k_biases), (v_numbers, v_scales, v_biases) = _parts("k", k), _parts("v", v)
     return attend(
-        q, *_parts("k", k), *_parts("v", v), group_size=group_size, bits=bits, mode=mode, scale=scale, mask=mask, window_size=window_size,
-        softcap=softcap, sinks=sinks, lengths=lengths, left_padding=left_padding, block_table=block_table, return_lse=return_lse,
-        force_fused=force_fused, stream=stream,
+        q, k_numbers, k_scales, v_numbers, v_scales, k_biases=k_biases, v_biases=v_biases, group_size=group_size, bits=bits, mode=mode,
+        scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks, lengths=lengths, left_padding=left_padding,
+        block_table=block_table, return_lse=return_lse, force_fused=force_fused, stream=stream,
     )  # fmt: skip
 
 
@@ -188,11 +177,11 @@ def attend(
     q: mx.array,
     k: mx.array,
     k_scales: mx.array,
-    k_biases: mx.array | None,
     v: mx.array,
     v_scales: mx.array,
-    v_biases: mx.array | None,
     *,
+    k_biases: mx.array | None,
+    v_biases: mx.array | None,
     group_size: int | None = None,
     bits: int | None = None,
     mode: str = "affine",
@@ -244,7 +233,8 @@ def attend(
 
 def prepare(q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...], **options: Any) -> QuantizedAttentionCall:
     """A call of :func:`quantized_attention`, whose cache is that of :func:`attend`."""
-    return attend.prepare(q, *_parts("k", k), *_parts("v", v), **options)
+    (k_numbers, k_scales, k_biases), (v_numbers, v_scales, v_biases) = _parts("k", k), _parts("v", v)
+    return attend.prepare(q, k_numbers, k_scales, v_numbers, v_scales, k_biases=k_biases, v_biases=v_biases, **options)
 
 
 vars(quantized_attention).update(prepare=prepare)
@@ -264,5 +254,5 @@ def _packed(name: str, of: Any, group_size: int | None, bits: int | None, mode: 
     w, scales, biases = _parts(name, of)
     require_arrays(operation, ("biases",), **{name: w, "scales": scales, "biases": biases})
     shift = None if biases is None else (biases.shape, biases.dtype)
-    form, rows, columns = weights(operation, (w.shape, w.dtype), (scales.shape, scales.dtype), shift, True, group_size, bits, mode)
+    form, rows, columns = weights(operation, ((w.shape, w.dtype), (scales.shape, scales.dtype), shift), True, group_size, bits, mode)
     return (w, scales, biases), form, (*w.shape[:-2], rows, columns)

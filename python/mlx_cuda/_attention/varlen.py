@@ -74,47 +74,23 @@ class VarlenCall(AnyAttentionCall):
 
 @overload
 def attention_varlen(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    cu_seqlens_q: mx.array,
-    cu_seqlens_k: mx.array,
-    *,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    return_lse: Literal[False] = False,
-    **options: Unpack[VarlenKeywords],
-) -> mx.array: ...
+    q: mx.array, k: mx.array, v: mx.array, cu_seqlens_q: mx.array, cu_seqlens_k: mx.array, *, max_seqlen_q: int, max_seqlen_k: int,
+    return_lse: Literal[False] = False, **options: Unpack[VarlenKeywords],
+) -> mx.array: ...  # fmt: skip
 
 
 @overload
 def attention_varlen(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    cu_seqlens_q: mx.array,
-    cu_seqlens_k: mx.array,
-    *,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    return_lse: Literal[True],
-    **options: Unpack[VarlenKeywords],
-) -> tuple[mx.array, mx.array]: ...
+    q: mx.array, k: mx.array, v: mx.array, cu_seqlens_q: mx.array, cu_seqlens_k: mx.array, *, max_seqlen_q: int, max_seqlen_k: int,
+    return_lse: Literal[True], **options: Unpack[VarlenKeywords],
+) -> tuple[mx.array, mx.array]: ...  # fmt: skip
 
 
 @overload
 def attention_varlen(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    cu_seqlens_q: mx.array,
-    cu_seqlens_k: mx.array,
-    *,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    return_lse: bool,
-    **options: Unpack[VarlenKeywords],
-) -> mx.array | tuple[mx.array, mx.array]: ...
+    q: mx.array, k: mx.array, v: mx.array, cu_seqlens_q: mx.array, cu_seqlens_k: mx.array, *, max_seqlen_q: int, max_seqlen_k: int,
+    return_lse: bool, **options: Unpack[VarlenKeywords],
+) -> mx.array | tuple[mx.array, mx.array]: ...  # fmt: skip
 
 
 @operation(RESULTS, k=0, v=0)

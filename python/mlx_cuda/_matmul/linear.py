@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -13,38 +12,18 @@ from .._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promot
 from .._common.choice import Choice, against_native
 from .._common.errors import WrongValue
 from .._loader import native
-from .._operation import Call, operation
+from .._operation import DirectCall, operation
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
-    from .._loader.module import NativeModule
 
 Activation = Literal["relu", "gelu_approx"]
-
-
-@dataclass(slots=True)
-class LinearCall(Call[mx.array]):
-    """A call of :func:`linear`, in one dtype."""
-
-    x: mx.array
-    w: mx.array
-    bias: mx.array | None
-    activation: Activation | None
-    stream: mx.Stream
-    choice: Choice
-    module: NativeModule | None  # that computes it
-
-    def result(self) -> mx.array:
-        if self.module is not None:
-            return self.module.linear(self.x, self.w, self.bias, self.activation, self.stream)
-        with mx.stream(self.stream):
-            return _composed(self.x, self.w, self.bias, self.activation)
 
 
 @operation()
 def linear(
     x: mx.array, w: mx.array, bias: mx.array | None = None, *, activation: Activation | None = None, stream: StreamOrDevice = None
-) -> LinearCall:
+) -> DirectCall[mx.array]:
     """``activation(x @ w.T + bias)``, on a CUDA GPU as one cuBLASLt call with bias and activation in its epilogue.
 
     Args:
@@ -72,7 +51,8 @@ def linear(
     on = resolve(stream)
     if dtype is not None:
         x, w, bias = cast(x, dtype, on), cast(w, dtype, on), None if bias is None else cast(bias, dtype, on)
-    return LinearCall(x, w, bias, activation, on, *native.offered(choice, on))
+    choice, module = native.offered(choice, on)
+    return DirectCall(choice, module.linear if module else None, _composed, (x, w, bias, activation), on)
 
 
 @lru_cache(CACHED_SHAPES)
