@@ -19,7 +19,6 @@ from .rules import FEWEST_QUERIES, MOST_BLOCKS, WIDEST_UPSTREAM_HEAD, AttentionC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import TypeAlias
 
     from typing_extensions import Unpack
 
@@ -27,15 +26,13 @@ if TYPE_CHECKING:
     from .._common.choice import EngineName
     from .options import AttentionKeywords, Window
 
-    Results: TypeAlias = "mx.array | tuple[mx.array, mx.array]"
-
 OURS: tuple[EngineName, ...] = ("decode", "cudnn", "flash")
 MOST_KEYS_OF_A_PASS = 1024  # of MLX's kernel for few queries
 RESULTS = "mx.array | tuple[mx.array, mx.array]"
 
 
 @dataclass(slots=True)
-class AnyAttentionCall(Call["Results"]):
+class AnyAttentionCall(Call[mx.array | tuple[mx.array, mx.array]]):
     """A call of any form of attention."""
 
     options: Options
@@ -43,7 +40,7 @@ class AnyAttentionCall(Call["Results"]):
     stream: mx.Stream
     force_fused: bool
 
-    def result(self) -> Results:
+    def result(self) -> mx.array | tuple[mx.array, mx.array]:
         with mx.stream(self.stream):
             results = self.results()
         return (results[0], results[1]) if self.options.lse else results[0]

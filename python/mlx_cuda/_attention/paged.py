@@ -14,7 +14,7 @@ from .._common.errors import WrongValue
 from .._loader import native
 from .._operation import operation
 from .attention import RESULTS, AnyAttentionCall, case_of, run
-from .options import Options, checked, require_dimensions, require_floating, require_groups
+from .options import checked, require_dimensions, require_floating, require_groups
 from .rules import choose_paged, equal_choice
 
 if TYPE_CHECKING:
@@ -131,8 +131,11 @@ def paged_attention(
             "paged_attention", q, k_len, scale=scale, mask="causal", window_size=window_size, softcap=softcap, sinks=sinks,
             return_lse=return_lse,
         )  # fmt: skip
-        options = options._replace(ends=ends)
-        choice = _choose(q, k_pages, v_pages, table, options, on)
+        options, engine = options._replace(ends=ends), native.engine(on)
+        if isinstance(engine, str) or not k_pages.shape[0]:
+            choice = Choice("composed", engine if isinstance(engine, str) else "there is no page")
+        else:
+            choice = choose_paged(case_of(q, v_pages, (q.shape[2], k_len), options, engine, q.shape[0]), k_pages.shape[2])
         return PagedCall(options, choice, on, force_fused, q, k_pages, v_pages, table, window_size)
 
 
@@ -220,16 +223,6 @@ def _placement(operation: str, table: mx.array, lengths: mx.array, batch: int) -
         raise WrongValue(f"[{operation}] block_table must have the shape ({batch}, n), got {shape_text(table.shape)}.")
     table = check_array(operation, "block_table", table, (batch, table.shape[1]), mx.int32)
     return table, check_array(operation, "lengths", lengths, (batch,), mx.int32)
-
-
-def _choose(q: mx.array, k_pages: mx.array, v_pages: mx.array, table: mx.array, options: Options, stream: mx.Stream) -> Choice:
-    engine = native.engine(stream)
-    if isinstance(engine, str):
-        return Choice("composed", engine)
-    if not k_pages.shape[0]:
-        return Choice("composed", "there is no page")
-    page_size = k_pages.shape[2]
-    return choose_paged(case_of(q, v_pages, (q.shape[2], table.shape[1] * page_size), options, engine, q.shape[0]), page_size)
 
 
 def in_order(pages: mx.array, table: mx.array) -> mx.array:

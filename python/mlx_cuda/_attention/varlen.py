@@ -154,7 +154,11 @@ def attention_varlen(
             "attention_varlen", q, max_seqlen_k, scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks,
             return_lse=return_lse,
         )  # fmt: skip
-        return VarlenCall(options, _choose(q, v, packing, options, on), on, force_fused, q, k, v, packing)
+        if isinstance(engine := native.engine(on), str):
+            choice = Choice("composed", engine)
+        else:
+            choice = choose_varlen(case_of(q, v, (max_seqlen_q, min(max_seqlen_k, v.shape[0])), options, engine, packing.sequences))
+        return VarlenCall(options, choice, on, force_fused, q, k, v, packing)
 
 
 @lru_cache(CACHED_SHAPES)
@@ -177,13 +181,6 @@ def _packing(cu_q: mx.array, cu_k: mx.array, max_q: int, max_k: int) -> Packing:
             raise WrongValue(f"[attention_varlen] {name} must be a number, not negative, got {most!r}.")
     cu_q = check_array("attention_varlen", "cu_seqlens_q", cu_q, cu_q.shape, mx.int32)
     return Packing(cu_q, check_array("attention_varlen", "cu_seqlens_k", cu_k, cu_q.shape, mx.int32), max_q, max_k)
-
-
-def _choose(q: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> Choice:
-    engine = native.engine(stream)
-    if isinstance(engine, str):
-        return Choice("composed", engine)
-    return choose_varlen(case_of(q, v, (packing.max_q, min(packing.max_k, v.shape[0])), options, engine, packing.sequences))
 
 
 def _fused(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> list[mx.array]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -12,8 +11,7 @@ from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, require_arr
 from .._common.choice import HALF, OLDEST_GPU, Choice, first_reason, sm
 from .._common.errors import WrongValue
 from .._loader import native
-from .._operation import Call as AnyCall
-from .._operation import operation
+from .._operation import DirectCall, operation
 from .fused import RESULTS
 from .rules import floating
 
@@ -53,21 +51,6 @@ class ConvCase(NamedTuple):
     capability: tuple[int, int]
 
 
-@dataclass(slots=True)
-class ShortConvCall(AnyCall[tuple[mx.array, mx.array]]):
-    """A call of :func:`short_conv`."""
-
-    arrays: Call
-    choice: Choice
-    stream: mx.Stream
-
-    def result(self) -> tuple[mx.array, mx.array]:
-        with mx.stream(self.stream):
-            if self.choice.engine == "direct":
-                return native.module(self.stream).short_conv(*self.arrays, self.stream)
-            return _composed(self.arrays)
-
-
 @operation(RESULTS)
 def short_conv(
     x: mx.array,
@@ -77,7 +60,7 @@ def short_conv(
     state: mx.array | None = None,
     activation: Activation | None = None,
     stream: StreamOrDevice = None,
-) -> ShortConvCall:
+) -> DirectCall[tuple[mx.array, mx.array]]:
     """A causal convolution of each channel with its own few taps, for prompts and for tokens that follow::
 
         rows = concatenate([state, x], axis=1)
@@ -118,7 +101,8 @@ def short_conv(
             state = check_array("short_conv", "state", state, (x.shape[0], taps - 1, channels), dtype)
         weight = weight.astype(dtype).reshape(channels, taps, 1)
         call = Call(x.astype(dtype), weight, bias, state, silu=activation is not None, padded=True)
-        return ShortConvCall(call, choose(call, on), on)
+        choice = choose(call, on)
+        return DirectCall(choice, native.module(on).short_conv if choice.engine == "direct" else None, _composed, call, on)
 
 
 @lru_cache(CACHED_SHAPES)
@@ -154,8 +138,9 @@ def choose_conv(case: ConvCase) -> Choice:
     return Choice("upstream", against) if against else Choice("direct", "each channel with its own taps, in one pass")
 
 
-def _composed(call: Call) -> tuple[mx.array, mx.array]:
-    x, weight, bias, state, silu, _ = call
+def _composed(
+    x: mx.array, weight: mx.array, bias: mx.array | None, state: mx.array | None, silu: bool, _: bool
+) -> tuple[mx.array, mx.array]:
     kept, channels = weight.shape[1] - 1, x.shape[2]
     rows = mx.concatenate([mx.zeros((x.shape[0], kept, channels), x.dtype) if state is None else state, x], axis=1)
     y = upstream_conv1d(rows, weight, groups=channels) if x.size else x
@@ -165,16 +150,9 @@ def _composed(call: Call) -> tuple[mx.array, mx.array]:
 
 
 def depthwise(
-    x: mx.array,
-    weight: mx.array,
-    /,
-    stride: int = 1,
-    padding: int = 0,
-    dilation: int = 1,
-    groups: int = 1,
-    *,
+    x: mx.array, weight: mx.array, /, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1, *,
     stream: StreamOrDevice = None,
-) -> Callable[[], mx.array] | None:
+) -> Callable[[], mx.array] | None:  # fmt: skip
     """What computes :func:`mlx.core.conv1d` of these arguments, if it is the convolution of a prompt that our kernel computes faster.
 
     That of one token is left to MLX: a recorded step has a kernel for it and for what comes after.
