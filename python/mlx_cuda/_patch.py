@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import threading
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import mlx.core as mx
 
 from ._all_sum import patched_all_sum, upstream_all_sum
-from ._attention.attention import OURS, allow_more_keys, choose, fused, prepare, run, whole
+from ._attention.attention import OURS, prepare
 from ._attention.composed import upstream_attention
-from ._common.arrays import promoted, resolve
+from ._common.arrays import promoted
 from ._common.choice import OLDEST_GPU
 from ._invariant import attention as invariant_attention
 from ._invariant import mlx_lm as invariant_mlx_lm
 from ._invariant import products, refused
 from ._invariant.state import marking, refusal, refusing, setting
 from ._loader import native
-from ._loader.graph_cache import batches_go_to, cached, growing, natively
+from ._loader.graph_cache import batches_go_to, cached, growing, natively, valid_for
 from ._loader.replacing import in_place_of
 from ._matmul.batches import product_of_batches, upstream_quantized_matmul
 from ._matmul.gather import gather_mm, gather_qmm, misread_by_mlx
@@ -28,10 +28,8 @@ from ._matmul.quantized import quantized_matmul
 from ._matmul.upstream import upstream_gather_mm, upstream_gather_qmm
 from ._mlx_lm import places as mlx_lm
 from ._mlx_lm import wrapped
-from ._recurrence import rules as linear_attention
 from ._recurrence.fused import upstream_gated_delta
 from ._recurrence.gated_delta import gated_delta
-from ._recurrence.gated_delta import prepare as prepare_gated_delta
 from ._recurrence.short_conv import depthwise, upstream_conv1d
 from ._replay import packing
 
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ._common.arrays import StreamOrDevice
-    from ._matmul.call import Call, Product
+    from ._operation import Call, Operation
 
 
 @in_place_of(upstream_attention)
@@ -58,25 +56,15 @@ def _attention(
     """As :func:`mlx_cuda.attention`, ours gives zeros to a query that sees no key. MLX's takes less of its other arguments."""
     if not hasattr(scale, "__float__") or not isinstance(force_fused, bool):
         return None
-    on = resolve(stream)
-    with mx.stream(on):
-        arguments = prepare(q, k, v, scale=scale, mask=mask, sinks=sinks)
-        dtype = arguments[0].dtype
-        if sinks is not None and promoted(sinks.dtype, dtype) != dtype:
-            return None
-        choice = choose(*arguments, on)
-        allow_more_keys(choice, *arguments, None)
-
-    def compute() -> mx.array:
-        with mx.stream(on):
-            if not whole(choice, *arguments):
-                return run(*arguments, choice, force_fused=force_fused, stream=on)[0]
-            return fused(choice.engine, *arguments, on)[0]
-
-    return compute if choice.engine in OURS or not whole(choice, *arguments) else None
+    if sinks is not None and promoted(sinks.dtype, dtype := promoted(q.dtype, k.dtype, v.dtype)) != dtype:
+        return None
+    call = prepare(q, k, v, scale=scale, mask=mask, sinks=sinks, force_fused=force_fused, stream=stream)
+    if (sizes := call.sizes) is not None:
+        valid_for(*sizes)
+    return cast("Callable[[], mx.array]", call.result) if call.choice.engine in OURS or not call.at_once else None
 
 
-def _product(ours: Product[..., Call], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def _product(ours: Operation[..., Call[mx.array]], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """MLX's function of a matrix product, which leaves to us what our kernels take."""
 
     @in_place_of(upstream)
@@ -87,29 +75,25 @@ def _product(ours: Product[..., Call], upstream: Callable[..., mx.array]) -> Cal
     return product
 
 
+@cached
 @in_place_of(upstream_gated_delta)
-def _gated_delta(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    gamma: mx.array,
-    beta: mx.array,
-    initial_state: mx.array | None = None,
-    mask: mx.array | None = None,
-    stream: StreamOrDevice = None,
-) -> Callable[[], list[mx.array]] | None:
-    on = resolve(stream)
-    with mx.stream(on):
-        call = prepare_gated_delta(q, k, v, gamma, beta, state=initial_state, mask=mask)
-        if linear_attention.choose(call, on).engine == "upstream":
-            return None
+def _gated_delta_update(
+    q: Any, k: Any, v: Any, gamma: Any, beta: Any, initial_state: Any = None, mask: Any = None, stream: StreamOrDevice = None
+) -> Callable[[], Any] | None:
+    call = gated_delta.prepare(q, k, v, gamma, beta, state=initial_state, mask=mask, stream=stream)
+    if call.choice.engine == "upstream":
+        return None
 
-    def compute() -> list[mx.array]:
-        with mx.stream(on):
-            y, state = gated_delta(q, k, v, gamma, beta, state=initial_state, mask=mask)
-            return [y.astype(promoted(q.dtype, k.dtype)), state]
+    def compute() -> tuple[mx.array, mx.array]:
+        y, state = call.result()
+        return y.astype(promoted(q.dtype, k.dtype), stream=call.stream), state
 
     return compute
+
+
+@wraps(upstream_gated_delta)
+def _gated_delta(*arguments: Any, **options: Any) -> list[mx.array]:
+    return list(_gated_delta_update(*arguments, **options))
 
 
 _conv1d = in_place_of(upstream_conv1d)(depthwise)
@@ -162,7 +146,7 @@ ROUTES = (
 )
 ALL_SUM = Route(mx.distributed, "all_sum", upstream_all_sum, patched_all_sum)
 OTHERS = (
-    Route(mx.fast, "gated_delta_update", upstream_gated_delta, _gated_delta),  # gives a list
+    Route(mx.fast, "gated_delta_update", upstream_gated_delta, _gated_delta),  # gives a list, which none is cached of
     Route(mx, "conv1d", upstream_conv1d, _conv1d),
     ALL_SUM,  # asks other processes
 )

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from ._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
-from ._common.choice import native_elementwise
+from ._common.choice import Choice, against_native
 from ._common.errors import WrongValue
 from ._loader import native
-from ._loader.graph_cache import cached
+from ._operation import DirectCall, operation
 
 if TYPE_CHECKING:
     from ._common.arrays import Shape, StreamOrDevice
 
 
-@cached
-def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> mx.array:
+@operation()
+def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> DirectCall[mx.array]:
     """The SwiGLU gate ``silu(gate) * up`` of "GLU Variants Improve Transformer" (arXiv:2002.05202), in one pass over memory.
 
     Args:
@@ -37,19 +37,17 @@ def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> mx
     On a CUDA GPU, equal shapes of float16, bfloat16 or float32 go to the native kernel; everything else composes MLX's operations.
     """
     require_arrays("swiglu", gate=gate, up=up)
-    dtype, taken = _plan(gate.shape, up.shape, gate.dtype, up.dtype)
+    dtype, choice = _plan(gate.shape, up.shape, gate.dtype, up.dtype)
     on = resolve(stream)
-    gate, up = cast(gate, dtype, on), cast(up, dtype, on)
-    if taken and not isinstance(engine := native.engine(on), str):
-        return engine.module.swiglu(gate, up, on)
-    with mx.stream(on):
-        gate, up = mx.broadcast_arrays(gate, up)
-        return _gated(gate, up) if gate.size else mx.zeros(gate.shape, dtype)
+    if dtype is not None:
+        gate, up = cast(gate, dtype, on), cast(up, dtype, on)
+    choice, module = native.offered(choice, on)
+    return DirectCall(choice, module.swiglu if module else None, _composed, (gate, up), on)
 
 
 @lru_cache(CACHED_SHAPES)
-def _plan(gate: Shape, up: Shape, gate_dtype: mx.Dtype, up_dtype: mx.Dtype) -> tuple[mx.Dtype, bool]:
-    """The dtype to compute in, and whether the native kernel takes the case."""
+def _plan(gate: Shape, up: Shape, gate_dtype: mx.Dtype, up_dtype: mx.Dtype) -> tuple[mx.Dtype | None, Choice]:
+    """The dtype to compute in, if not all are of it, and who computes the case where there is a native module."""
     dtype = promoted(gate_dtype, up_dtype)
     if mx.issubdtype(dtype, mx.complexfloating):
         raise WrongValue(f"[swiglu] Only real types are supported, got {dtype_text(gate_dtype, up_dtype)}.")
@@ -57,7 +55,14 @@ def _plan(gate: Shape, up: Shape, gate_dtype: mx.Dtype, up_dtype: mx.Dtype) -> t
         raise WrongValue(f"[swiglu] Shapes must broadcast, got {shape_text(gate, up)}.")
     if not mx.issubdtype(dtype, mx.floating):
         dtype = mx.float32
-    return dtype, gate == up and native_elementwise(dtype_name(dtype), gate)
+    against = "the shapes differ" if gate != up else against_native(dtype_name(dtype), gate)
+    choice = Choice("composed", against) if against else Choice("fused", "equal shapes, in one pass")
+    return None if gate_dtype == up_dtype == dtype else dtype, choice
+
+
+def _composed(gate: mx.array, up: mx.array) -> mx.array:
+    gate, up = mx.broadcast_arrays(gate, up)
+    return _gated(gate, up) if gate.size else mx.zeros(gate.shape, gate.dtype)
 
 
 @partial(mx.compile, shapeless=True)

@@ -23,6 +23,7 @@ LAYERS = {  # what stands in one line knows nothing of its neighbours
     "python/mlx_cuda": [
         "_version _common",
         "_loader",
+        "_operation",
         "_all_sum _matmul _recurrence _swiglu",
         "_attention",
         "_replay _tuning",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda import _patch
 from mlx_cuda._attention import attention as _attention
 from mlx_cuda._attention import paged as _paged
 from mlx_cuda._attention import varlen as _varlen
@@ -42,7 +41,7 @@ class Watched:
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     _native.load()
-    watched, modules = Watched(), ((_attention, "prepare"), (_patch, "prepare"), (_paged, "_placement"), (_varlen, "_packing"))
+    watched, modules = Watched(), ((_attention, "operands"), (_paged, "_placement"), (_varlen, "_packing"))
     for module, name in modules:
         monkeypatch.setattr(module, name, partial(watched.watch, getattr(module, name)))
     return watched

@@ -12,7 +12,7 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda._attention.attention import prepare, run, spread
+from mlx_cuda._attention.attention import operands, run, spread
 from mlx_cuda._common.choice import Choice
 from mlx_cuda._loader import native
 
@@ -86,7 +86,7 @@ def by_engine(engine: Engine, q: mx.array, k: mx.array, v: mx.array, **given: An
     form, on = engine.form, mx.default_stream(mx.gpu)
     window = None if form.window == (-1, -1) else (None if form.window[0] < 0 else form.window[0], form.window[1])
     with mx.stream(on):
-        arrays = prepare(
+        arrays = operands(
             q, k, v, mask=given.get("mask", given.get("seen")), window_size=window, softcap=form.softcap or None, sinks=given.get("sinks"),
             return_lse=form.lse,
         )  # fmt: skip
@@ -98,7 +98,7 @@ def kernel_of(engine: Engine) -> str:
     on, (arrays, options, _) = mx.default_stream(mx.gpu), engine.form.draw(engine.dtype)
     mask = arrays.get("mask", options.get("seen") if engine.form.mask != "none" else None)
     with mx.stream(on):
-        q, k, v, checked = prepare(
+        q, k, v, checked = operands(
             arrays["q"], arrays["k"], arrays["v"], mask=mask, softcap=engine.form.softcap or None, sinks=arrays.get("sinks"),
             return_lse=engine.form.lse,
         )  # fmt: skip

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_cuda import attention
 from mlx_cuda._attention import composed
-from mlx_cuda._attention.attention import allow_more_keys, most_batches, prepare
+from mlx_cuda._attention.attention import most_batches, prepare
 from mlx_cuda._attention.composed import on_16_bytes, with_upstream_slopes
 from mlx_cuda._attention.options import Options
 from mlx_cuda._common.choice import Choice, EngineName
@@ -322,13 +323,10 @@ def test_other_errors() -> None:
 
 
 @pytest.mark.parametrize(("engine", "keys"), [("cudnn", (100, 100)), ("flash", (9, 2**31 - 1))])
-def test_for_which_numbers_of_keys_a_graph_holds(monkeypatch: pytest.MonkeyPatch, engine: EngineName, keys: tuple[int, int]) -> None:
+def test_for_which_numbers_of_keys_a_graph_holds(engine: EngineName, keys: tuple[int, int]) -> None:
     """cuDNN may refuse one and take another."""
-    named: list[tuple[int, ...]] = []
-    monkeypatch.setattr("mlx_cuda._attention.attention.valid_for", lambda *keys: named.append(keys))
     q, k = mx.zeros((1, 2, 8, 64)), mx.zeros((1, 2, 100, 64))
-    allow_more_keys(Choice(engine, ""), *prepare(q, k, k), None)
-    assert named == [keys]
+    assert replace(prepare(q, k, k), choice=Choice(engine, "")).sizes == keys
 
 
 @pytest.mark.parametrize("mask_name", MASKS)

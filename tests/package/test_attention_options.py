@@ -268,7 +268,7 @@ def test_wrappers_follow_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(arguments[3])
         return Choice("upstream", "")
 
-    monkeypatch.setattr("mlx_cuda._patch.choose", choose)
+    monkeypatch.setattr("mlx_cuda._attention.attention.choose", choose)
     calls: list[dict[str, Any]] = [{"mask": "causal"}, {"mask": mx.ones((3, 5), mx.bool_)}, {"sinks": mx.ones(4)}]
     for options in calls:
         expected = wrapper(q, k, v, **options)

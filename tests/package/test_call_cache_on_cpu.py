@@ -472,7 +472,7 @@ def test_attention_is_given_cached_graphs(native: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(_native, "loaded", native)
     for one in options:
         attention(q, k, v, **one)
-    monkeypatch.setattr("mlx_cuda._attention.attention.prepare", None)
+    monkeypatch.setattr("mlx_cuda._attention.attention.operands", None)
     for each, all_results in zip((q, -q), expected, strict=True):
         for one, results in zip(options, all_results, strict=True):
             assert_same(attention(each, k, v, **one), results)

@@ -10,7 +10,6 @@ import mlx_cuda
 import pytest
 from mlx_cuda._loader import native as _native
 from mlx_cuda._recurrence.composed import composed
-from mlx_cuda._recurrence.gated_delta import prepare
 from mlx_cuda._recurrence.rules import Call, choose
 
 from tests.gpu.recurrences import exact, packed
@@ -41,7 +40,7 @@ def test_matches_float64(*, channels: bool) -> None:
 
 def test_masks_of_numbers_are_masks() -> None:
     """Kernels read one byte of each."""
-    mask = prepare(*draw(), mask=mx.array([[0, 1, 2, 0, 3, 1, 0]] * 2)).mask
+    mask = mlx_cuda.gated_delta.prepare(*draw(), mask=mx.array([[0, 1, 2, 0, 3, 1, 0]] * 2)).arrays.mask
     assert mask is not None
     assert mask.dtype == mx.bool_
     assert mask[0].tolist() == [False, True, True, False, True, True, False]

@@ -11,6 +11,7 @@ from mlx_cuda._loader import graph_cache
 from mlx_cuda._loader import native as _native
 from mlx_cuda._loader.native import Engine
 from mlx_cuda._matmul import batches
+from mlx_cuda._mlx_lm import places as mlx_lm
 from mlx_cuda._patch import ROUTES
 
 from .references import random
@@ -190,3 +191,25 @@ def test_patch_puts_the_modules_functions_in_place(module: Module, monkeypatch: 
             assert getattr(mx, name)(1) is answers[name]
         function: Any = mx.fast.scaled_dot_product_attention
         assert function(1) is answers["scaled_dot_product_attention"]
+
+
+def test_linear_attention_in_the_places_of_others_is_cached(module: Module) -> None:
+    """Each of these functions has one stand-in, whose cache outlives ``unpatch``; MLX's gives a list, and an unknown option is theirs."""
+    q, v, g = random((1, 3, 2, 64), mx.float16), random((1, 3, 4, 64), mx.float16), mx.ones((1, 3, 4))
+
+    def gated_delta_ops(*_: Any, **__: Any) -> str:
+        return "theirs"
+
+    def by_kernel(*arguments: Any) -> tuple[mx.array, mx.array]:
+        return arguments[2] * 1, mx.ones((1, 4, 64, 64)) * 2
+
+    module.linear_attention, module.traced = by_kernel, lambda _: False  # type: ignore[attr-defined]
+    ours = mlx_lm._gated_delta(gated_delta_ops)
+    assert mlx_lm._gated_delta(gated_delta_ops) is ours is not mlx_lm._gated_delta(gated_delta_ops, chunked=True)
+    y, state = ours(q, q, v, g, g)
+    assert (y.dtype, state.dtype) == (mx.float16, mx.float32)
+    assert ours(q, q, v, g, g, lengths=3) == "theirs"
+    with mlx_cuda.patch():
+        found = mx.fast.gated_delta_update(q, q, v, g, g)
+    assert isinstance(found, list)
+    assert [name for name, *_ in module.calls] == ["gated_delta_ops", "gated_delta_ops", "gated_delta_update"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
+from mlx_cuda._explain import OPERATIONS
 from mlx_cuda._loader import native as _native
 from mlx_cuda._mlx_lm import wrapped
 from mlx_cuda._patch import EVERY
@@ -25,6 +26,7 @@ nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 NAMES = ("quantized_matmul", "gather_mm", "gather_qmm")
 EXPORTERS = ("export_function", "exporter")
 W, S, B = mx.quantize(random((4, 8, 64)), group_size=32)
+PACKED = mx.quantize(random((1, 1, 5, 64)), group_size=64)
 
 
 @pytest.fixture(autouse=True)
@@ -185,6 +187,15 @@ def test_explain_takes_every_operation() -> None:
     ends = mx.array([0, 1, 2, 3, 3])
     operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
         (mlx_cuda.attention, (q, q, q), {}, "upstream"),
+        (mlx_cuda.attention_varlen, (q[0], q[0], q[0], ends[:2], ends[:2]), {"max_seqlen_q": 1, "max_seqlen_k": 1}, "composed"),
+        (mlx_cuda.paged_attention, (q, q, q, mx.zeros((1, 1), mx.int32), mx.array([8])), {}, "composed"),
+        (mlx_cuda.quantized_attention, (x.reshape(1, 1, 3, 64), PACKED, PACKED), {}, "composed"),
+        (mlx_cuda.linear, (x, x, x[:, 0]), {"activation": "relu"}, "composed"),
+        (mlx_cuda.swiglu, (x, x), {}, "composed"),
+        (mlx_cuda.gated_delta, (*[x.reshape(1, 3, 2, 32)] * 3, *[x[None, :, :2]] * 2), {}, "upstream"),
+        (mlx_cuda.ssd, (x.reshape(1, 3, 2, 32), x[None, :, :2], x[0, :2], *[x.reshape(1, 3, 2, 32)] * 2), {}, "upstream"),
+        (mlx_cuda.short_conv, (x[None], x.T), {}, "upstream"),
+        (mlx_cuda.all_sum, (x,), {}, "upstream"),
         (mlx_cuda.quantized_matmul, (x, W[0], S[0], B[0]), {"group_size": 32}, "upstream"),
         (mlx_cuda.gather_mm, (x, random((4, 64, 8))), {"rhs_indices": mx.array([0])}, "upstream"),
         (mlx_cuda.gather_mm, (x, x.T), {}, "upstream"),
@@ -193,11 +204,12 @@ def test_explain_takes_every_operation() -> None:
         (mlx_cuda.grouped_matmul, (x, random((4, 8, 64)), ends), {}, "composed"),
         (mlx_cuda.fp8_matmul, (mx.to_fp8(x), mx.to_fp8(x)), {}, "composed"),
     ]
+    assert {operation for operation, *_ in operations} == {*OPERATIONS, mlx_cuda.all_sum}
     for operation, arguments, options, engine in operations:
         assert mlx_cuda.explain(operation, *arguments, **options, **on).engine == engine
     assert mlx_cuda.explain(q, q, q, **on) == mlx_cuda.explain(mlx_cuda.attention, q, q, q, **on)
-    with pytest.raises(ValueError, match=r"^\[explain\] The operation must be one of mlx_cuda\.attention, .*, got linear\.$"):
-        mlx_cuda.explain(mlx_cuda.linear, x, x)
+    with pytest.raises(ValueError, match=r"^\[explain\] The operation must be one of mlx_cuda\.attention, .*, got tune\.$"):
+        mlx_cuda.explain(mlx_cuda.tune, x, x)
     with pytest.raises(ValueError, match=r"^\[quantized_matmul\] Mode 'affine' needs biases"):
         mlx_cuda.explain(mlx_cuda.quantized_matmul, x, W[0], S[0])
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -9,10 +10,12 @@ import pytest
 from mlx_cuda import short_conv
 from mlx_cuda._loader import native
 from mlx_cuda._recurrence import short_conv as our_short_conv
-from mlx_cuda._recurrence.short_conv import LARGEST_BATCH, MOST_CHANNELS, choose, depthwise, prepare
+from mlx_cuda._recurrence.short_conv import LARGEST_BATCH, MOST_CHANNELS, depthwise
 
 from ..gpu import reference
 from .references import DTYPES, assert_close, gradients, host, random
+
+KERNELS: Any = SimpleNamespace(short_conv=None)  # which nothing here calls
 
 
 def draw(dtype: mx.Dtype = mx.float32, tokens: int = 9, taps: int = 4, channels: int = 6) -> tuple[mx.array, ...]:
@@ -94,9 +97,9 @@ def test_errors() -> None:
 
 def test_who_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def engine(capability: tuple[int, int] = (9, 0), dtype: mx.Dtype = mx.bfloat16, batch: int = 2, **sizes: int) -> str:
-        monkeypatch.setattr(native, "engine", lambda _: native.Engine(None, capability, cudnn=(9, 0, 0)))  # type: ignore[arg-type]
+        monkeypatch.setattr(native, "engine", lambda _: native.Engine(KERNELS, capability, cudnn=(9, 0, 0)))
         x, weight, *_ = draw(dtype, **sizes)
-        return choose(prepare(mx.broadcast_to(x[:1], (batch, *x.shape[1:])), weight), mx.default_stream(mx.cpu)).engine
+        return short_conv.prepare(mx.broadcast_to(x[:1], (batch, *x.shape[1:])), weight, stream=mx.cpu).choice.engine
 
     assert engine(channels=8) == engine((8, 0), channels=16) == engine(dtype=mx.float16, channels=8, taps=3) == "direct"
     assert engine((7, 5), channels=8) == engine(dtype=mx.float32, channels=8) == engine(batch=LARGEST_BATCH + 1, channels=8) == "upstream"
@@ -124,10 +127,10 @@ def test_patched_calls_that_our_kernel_does_not_take_are_mlx_s() -> None:
 
 
 def test_more_channels_than_a_grid_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "engine", lambda _: native.Engine(None, (9, 0), cudnn=(9, 0, 0)))  # type: ignore[arg-type]
+    monkeypatch.setattr(native, "engine", lambda _: native.Engine(KERNELS, (9, 0), cudnn=(9, 0, 0)))
     for channels, engine in (MOST_CHANNELS, "direct"), (MOST_CHANNELS + 2, "upstream"):
         x, weight = mx.broadcast_to(mx.zeros(1, mx.bfloat16), (1, 1, channels)), mx.broadcast_to(mx.zeros(1, mx.bfloat16), (channels, 4))
-        assert choose(prepare(x, weight), mx.default_stream(mx.cpu)).engine == engine
+        assert short_conv.prepare(x, weight, stream=mx.cpu).choice.engine == engine
 
 
 class Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -12,13 +12,13 @@ from .._common.arrays import dtype_name, require_arrays, resolve
 from .._common.choice import Choice
 from .._common.errors import WrongValue
 from .._loader import native
-from .._loader.graph_cache import cached, growing, valid_for
+from .._operation import Call, operation
 from .composed import compose, on_16_bytes, raised, upstream, with_upstream_slopes
 from .options import Options, attention_dtype, check_mask, check_vector, checked
 from .rules import FEWEST_QUERIES, MOST_BLOCKS, WIDEST_UPSTREAM_HEAD, AttentionCase, choose_attention, equal_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from typing_extensions import Unpack
 
@@ -28,6 +28,65 @@ if TYPE_CHECKING:
 
 OURS: tuple[EngineName, ...] = ("decode", "cudnn", "flash")
 MOST_KEYS_OF_A_PASS = 1024  # of MLX's kernel for few queries
+RESULTS = "mx.array | tuple[mx.array, mx.array]"
+
+
+@dataclass(slots=True)
+class AnyAttentionCall(Call[mx.array | tuple[mx.array, mx.array]]):
+    """A call of any form of attention."""
+
+    options: Options
+    choice: Choice
+    stream: mx.Stream
+    force_fused: bool
+
+    def result(self) -> mx.array | tuple[mx.array, mx.array]:
+        with mx.stream(self.stream):
+            results = self.results()
+        return (results[0], results[1]) if self.options.lse else results[0]
+
+    def results(self) -> list[mx.array]:
+        """The result, and the logarithms where the options ask for them."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class AttentionCall(AnyAttentionCall):
+    """A call of :func:`attention`, in one dtype."""
+
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    window_size: Window
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it is computed in one part."""
+        q = self.q
+        return q.shape[1] <= MOST_BLOCKS and q.shape[0] <= most_batches(self.choice.engine, q, self.k, self.options)
+
+    @property
+    def sizes(self) -> tuple[int, int] | None:
+        """A mask has as many columns as there are keys, and queries before the first key are computed apart."""
+        engine, q_len, k_len, window = self.choice.engine, self.q.shape[2], self.k.shape[2], self.window_size
+        one_node = engine in OURS or (engine == "upstream" and q_len <= k_len)
+        if self.options.mask is not None or not one_node or not self.at_once:
+            return None
+        left = window[0] if isinstance(window, tuple) else window
+        return equal_choice(q_len, k_len, left, asked=self.options.deterministic or engine == "cudnn")
+
+    def results(self) -> list[mx.array]:
+        q, k, v, options, engine = self.q, self.k, self.v, self.options, self.choice.engine
+        if engine in OURS and self.at_once:
+            return fused(engine, q, k, v, options, self.stream)
+        return run(q, k, v, options, self.choice, force_fused=self.force_fused, stream=self.stream)
+
+    def kernel(self) -> str:
+        engine, q, k, options, on = self.choice.engine, self.q, self.k, self.options, self.stream
+        if engine not in {"decode", "flash"}:
+            return ""
+        with mx.stream(on):
+            return native.module(on).attention_kernel(engine, q, k, self.v, spread(q, k, options), on)
 
 
 @overload
@@ -48,8 +107,7 @@ def attention(
 ) -> mx.array | tuple[mx.array, mx.array]: ...
 
 
-@cached
-@growing(k=2, v=2)
+@operation(RESULTS, k=2, v=2)
 def attention(
     q: mx.array,
     k: mx.array,
@@ -66,7 +124,7 @@ def attention(
     deterministic: bool = False,
     force_fused: bool = False,
     stream: StreamOrDevice = None,
-) -> mx.array | tuple[mx.array, mx.array]:
+) -> AttentionCall:
     """``softmax(scale * q @ k.T + mask) @ v`` per head, with grouped queries: "Attention Is All You Need" (arXiv:1706.03762) and
     "GQA" (arXiv:2305.13245).
 
@@ -103,29 +161,18 @@ def attention(
     """
     on = resolve(stream)
     with mx.stream(on):
-        arrays = prepare(
+        arrays = operands(
             q, k, v, scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks, lengths=lengths,
             left_padding=left_padding, return_lse=return_lse, deterministic=deterministic,
         )  # fmt: skip
-        choice = choose(*arrays, on)
-        allow_more_keys(choice, *arrays, window_size)
-        results = run(*arrays, choice, force_fused=force_fused, stream=on)
-    return (results[0], results[1]) if return_lse else results[0]
+        q, k, v, options = arrays
+        return AttentionCall(options, choose(*arrays, on), on, force_fused, q, k, v, window_size)
 
 
-def explain(q: mx.array, k: mx.array, v: mx.array, *, stream: StreamOrDevice = None, **options: Any) -> Choice:
-    """Which engine :func:`attention` would use for these arguments, and why."""
-    on = resolve(stream)
-    with mx.stream(on):
-        arrays = prepare(q, k, v, **options)
-        choice = choose(*arrays, on)
-        if choice.engine not in {"decode", "flash"}:
-            return choice
-        q, k, v, checked_options = arrays
-        return replace(choice, kernel=native.module(on).attention_kernel(choice.engine, q, k, v, spread(q, k, checked_options), on))
+prepare: Callable[..., AttentionCall] = vars(attention)["prepare"]  # which its overloads hide
 
 
-def prepare(
+def operands(
     q: mx.array,
     k: mx.array,
     v: mx.array,
@@ -156,24 +203,10 @@ def prepare(
 def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options, engine: native.Engine, batch: int) -> AttentionCase:
     """What the rules ask of a call: head by head the last dimensions but one of q and v, and how many queries and keys there are."""
     return AttentionCase(
-        batch,
-        q.shape[1],
-        v.shape[1],
-        *lengths,
-        q.shape[-1],
-        v.shape[-1],
-        dtype_name(q.dtype),
-        options.mask_kind,
-        engine.capability,
-        engine.cudnn,
-        window=options.window_kind,
-        softcap=options.softcap > 0,
-        sinks=options.sinks is not None,
-        ragged=options.ragged,
-        lse=options.lse,
-        deterministic=options.deterministic,
-        tf32=native.tf32(),
-    )
+        batch, q.shape[1], v.shape[1], *lengths, q.shape[-1], v.shape[-1], dtype_name(q.dtype), options.mask_kind, engine.capability,
+        engine.cudnn, window=options.window_kind, softcap=options.softcap > 0, sinks=options.sinks is not None, ragged=options.ragged,
+        lse=options.lse, deterministic=options.deterministic, tf32=native.tf32(),
+    )  # fmt: skip
 
 
 def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> Choice:
@@ -202,11 +235,6 @@ def most_batches(engine: EngineName, q: mx.array, k: mx.array, options: Options)
     return max(MOST_BLOCKS // q.shape[1], 1) if engine == "flash" and options.mask is not None else MOST_BLOCKS
 
 
-def whole(choice: Choice, q: mx.array, k: mx.array, _: mx.array, options: Options) -> bool:
-    """Whether a call is computed at once."""
-    return q.shape[1] <= MOST_BLOCKS and q.shape[0] <= most_batches(choice.engine, q, k, options)
-
-
 def parts(
     q: mx.array, k: mx.array, v: mx.array, options: Options, axis: int, most: int
 ) -> Iterator[tuple[mx.array, mx.array, mx.array, Options]]:
@@ -216,20 +244,6 @@ def parts(
     for at in range(0, k.shape[axis], step):
         own, of_keys = ((slice(None),) * axis + (slice(at * each, (at + step) * each),) for each in (shared, 1))
         yield q[own], k[of_keys], v[of_keys], options.part(axis, own)
-
-
-def allow_more_keys(choice: Choice, q: mx.array, k: mx.array, v: mx.array, options: Options, window_size: Window) -> None:
-    """Have calls with other numbers of keys given the graph of this one, as far as it would be the same.
-
-    A mask has as many columns as there are keys, and queries before the first key are computed apart.
-    """
-    q_len, k_len = q.shape[2], k.shape[2]
-    if not whole(choice, q, k, v, options):
-        return
-    one_node = choice.engine in {"decode", "cudnn", "flash"} or (choice.engine == "upstream" and q_len <= k_len)
-    if one_node and options.mask is None:
-        left = window_size[0] if isinstance(window_size, tuple) else window_size
-        valid_for(*equal_choice(q_len, k_len, left, asked=options.deterministic or choice.engine == "cudnn"))
 
 
 def run(

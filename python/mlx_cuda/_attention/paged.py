@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -11,9 +12,9 @@ from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text,
 from .._common.choice import Choice, native_elementwise
 from .._common.errors import WrongValue
 from .._loader import native
-from .._loader.graph_cache import cached, growing, valid_for
-from .attention import case_of, run
-from .options import Options, checked, require_dimensions, require_floating, require_groups
+from .._operation import operation
+from .attention import RESULTS, AnyAttentionCall, case_of, run
+from .options import checked, require_dimensions, require_floating, require_groups
 from .rules import choose_paged, equal_choice
 
 if TYPE_CHECKING:
@@ -26,47 +27,55 @@ if TYPE_CHECKING:
         window_size: int | None
 
 
-@overload
-def paged_attention(
-    q: mx.array,
-    k_pages: mx.array,
-    v_pages: mx.array,
-    block_table: mx.array,
-    lengths: mx.array,
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[PagedKeywords],
-) -> mx.array: ...
+@dataclass(slots=True)
+class PagedCall(AnyAttentionCall):
+    """A call of :func:`paged_attention`, in one dtype."""
+
+    q: mx.array
+    k: mx.array  # pages
+    v: mx.array
+    table: mx.array
+    window_size: int | None
+
+    @property
+    def sizes(self) -> tuple[int, int] | None:
+        if self.choice.engine != "decode":
+            return None
+        page_size = self.k.shape[2]
+        fewest, most = equal_choice(0, self.table.shape[1] * page_size, self.window_size, asked=False)
+        return -(-fewest // page_size), most // page_size
+
+    def results(self) -> list[mx.array]:
+        q, k, v, table, options, on = self.q, self.k, self.v, self.table, self.options, self.stream
+        if self.choice.engine == "decode":
+            return native.module(on).decode_attention(q, k, v, options, on, table)
+        if self.force_fused:
+            raise WrongValue(f"[paged_attention] force_fused is set, but no fused kernel takes this case: {self.choice.reason}")
+        return run(q, in_order(k, table), in_order(v, table), options, force_fused=False, stream=on)
 
 
 @overload
 def paged_attention(
-    q: mx.array,
-    k_pages: mx.array,
-    v_pages: mx.array,
-    block_table: mx.array,
-    lengths: mx.array,
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[PagedKeywords],
-) -> tuple[mx.array, mx.array]: ...
+    q: mx.array, k_pages: mx.array, v_pages: mx.array, block_table: mx.array, lengths: mx.array, *,
+    return_lse: Literal[False] = False, **options: Unpack[PagedKeywords],
+) -> mx.array: ...  # fmt: skip
 
 
 @overload
 def paged_attention(
-    q: mx.array,
-    k_pages: mx.array,
-    v_pages: mx.array,
-    block_table: mx.array,
-    lengths: mx.array,
-    *,
-    return_lse: bool,
-    **options: Unpack[PagedKeywords],
-) -> mx.array | tuple[mx.array, mx.array]: ...
+    q: mx.array, k_pages: mx.array, v_pages: mx.array, block_table: mx.array, lengths: mx.array, *,
+    return_lse: Literal[True], **options: Unpack[PagedKeywords],
+) -> tuple[mx.array, mx.array]: ...  # fmt: skip
 
 
-@cached
-@growing(block_table=1)
+@overload
+def paged_attention(
+    q: mx.array, k_pages: mx.array, v_pages: mx.array, block_table: mx.array, lengths: mx.array, *,
+    return_lse: bool, **options: Unpack[PagedKeywords],
+) -> mx.array | tuple[mx.array, mx.array]: ...  # fmt: skip
+
+
+@operation(RESULTS, block_table=1)
 def paged_attention(
     q: mx.array,
     k_pages: mx.array,
@@ -81,7 +90,7 @@ def paged_attention(
     return_lse: bool = False,
     force_fused: bool = False,
     stream: StreamOrDevice = None,
-) -> mx.array | tuple[mx.array, mx.array]:
+) -> PagedCall:
     """Causal :func:`attention` to a cache in pages: "PagedAttention" (arXiv:2309.06180).
 
     Args:
@@ -122,18 +131,12 @@ def paged_attention(
             "paged_attention", q, k_len, scale=scale, mask="causal", window_size=window_size, softcap=softcap, sinks=sinks,
             return_lse=return_lse,
         )  # fmt: skip
-        options = options._replace(ends=ends)
-        choice = _choose(q, k_pages, v_pages, table, options, on)
-        if choice.engine == "decode":
-            page_size = k_pages.shape[2]
-            fewest, most = equal_choice(0, k_len, window_size, asked=False)
-            valid_for(-(-fewest // page_size), most // page_size)
-            results = native.module(on).decode_attention(q, k_pages, v_pages, options, on, table)
-        elif force_fused:
-            raise WrongValue(f"[paged_attention] force_fused is set, but no fused kernel takes this case: {choice.reason}")
+        options, engine = options._replace(ends=ends), native.engine(on)
+        if isinstance(engine, str) or not k_pages.shape[0]:
+            choice = Choice("composed", engine if isinstance(engine, str) else "there is no page")
         else:
-            results = run(q, in_order(k_pages, table), in_order(v_pages, table), options, force_fused=False, stream=on)
-    return (results[0], results[1]) if return_lse else results[0]
+            choice = choose_paged(case_of(q, v_pages, (q.shape[2], k_len), options, engine, q.shape[0]), k_pages.shape[2])
+        return PagedCall(options, choice, on, force_fused, q, k_pages, v_pages, table, window_size)
 
 
 def paged_cache_update(
@@ -220,16 +223,6 @@ def _placement(operation: str, table: mx.array, lengths: mx.array, batch: int) -
         raise WrongValue(f"[{operation}] block_table must have the shape ({batch}, n), got {shape_text(table.shape)}.")
     table = check_array(operation, "block_table", table, (batch, table.shape[1]), mx.int32)
     return table, check_array(operation, "lengths", lengths, (batch,), mx.int32)
-
-
-def _choose(q: mx.array, k_pages: mx.array, v_pages: mx.array, table: mx.array, options: Options, stream: mx.Stream) -> Choice:
-    engine = native.engine(stream)
-    if isinstance(engine, str):
-        return Choice("composed", engine)
-    if not k_pages.shape[0]:
-        return Choice("composed", "there is no page")
-    page_size = k_pages.shape[2]
-    return choose_paged(case_of(q, v_pages, (q.shape[2], table.shape[1] * page_size), options, engine, q.shape[0]), page_size)
 
 
 def in_order(pages: mx.array, table: mx.array) -> mx.array:

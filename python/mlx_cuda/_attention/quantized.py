@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import mlx.core as mx
 
@@ -11,9 +11,9 @@ from .._common.arrays import check_array, dtype_name, require_arrays, resolve, s
 from .._common.choice import OLDEST_GPU, Choice, native_elementwise
 from .._common.errors import WrongType, WrongValue
 from .._loader import native
-from .._loader.graph_cache import cached, growing, valid_for
 from .._matmul.formats import Format, weights
-from .attention import case_of, run, spread
+from .._operation import operation
+from .attention import RESULTS, AnyAttentionCall, case_of, run, spread
 from .composed import raised
 from .options import Options, attention_dtype, check_mask, check_vector, checked
 from .paged import in_order
@@ -39,61 +39,77 @@ if TYPE_CHECKING:
 Packed: TypeAlias = tuple[mx.array, mx.array, mx.array | None]
 
 
-class Call(NamedTuple):
-    """A call of ``quantized_attention``, checked."""
+@dataclass(slots=True)
+class QuantizedAttentionCall(AnyAttentionCall):
+    """A call of :func:`quantized_attention`."""
 
     q: mx.array
     k: Packed
     v: Packed
     form: Format
     table: mx.array | None
-    options: Options
-    dims: tuple[int, int]  # keys of a sequence, and of a value
+    keys: int  # of a sequence
+    window_size: Window
 
-    def values(self, of: Packed, stream: mx.Stream) -> mx.array:
+    @property
+    def sizes(self) -> tuple[int, int] | None:
+        if self.choice.engine != "decode" or self.table is not None or self.options.mask is not None:
+            return None
+        left = self.window_size[0] if isinstance(self.window_size, tuple) else self.window_size
+        return equal_choice(self.q.shape[2], self.keys, left, asked=False)
+
+    def results(self) -> list[mx.array]:
+        if self.choice.engine == "decode":
+            return native.module(self.stream).quantized_attention(*self._operands(), self.stream, self.table)
+        k, v = self._values(self.k), self._values(self.v)
+        return run(self.q, k, v, self.options, force_fused=self.force_fused, stream=self.stream)
+
+    def kernel(self) -> str:
+        if self.choice.engine != "decode":
+            return ""
+        with mx.stream(self.stream):
+            return native.module(self.stream).quantized_attention_kernel(*self._operands(), self.stream, self.table)
+
+    def _values(self, of: Packed) -> mx.array:
         """What is packed, in the queries' dtype."""
         w, scales, biases = of
         if self.table is not None:
             w, scales = in_order(w, self.table), in_order(scales, self.table)
             biases = None if biases is None else in_order(biases, self.table)
-        form, dtype, engine = self.form, self.q.dtype, native.engine(stream)
+        form, dtype, engine = self.form, self.q.dtype, native.engine(self.stream)
         ours = not isinstance(engine, str) and engine.capability >= OLDEST_GPU and native_elementwise(dtype_name(dtype), w.shape)
         if isinstance(engine, str) or not ours or (biases is not None and (scales.dtype, biases.dtype) != (dtype, dtype)):
             return mx.dequantize(w, scales, biases, form.group_size, form.bits, form.mode, dtype=dtype)
-        return engine.module.dequantize(w, scales, biases, *form, dtype, stream)
+        return engine.module.dequantize(w, scales, biases, *form, dtype, self.stream)
+
+    def _operands(self) -> tuple[mx.array, Packed, Packed, Format, Options]:
+        options = self.options
+        if options.mask is not None:
+            additive = options.mask.dtype != mx.bool_
+            mask = raised(options.mask) if additive and options.sinks is None and not options.lse else options.mask
+            options = spread(self.q, self.k[0], options._replace(mask=mask))
+        return self.q, self.k, self.v, self.form, options
 
 
 @overload
 def quantized_attention(
-    q: mx.array,
-    k: tuple[mx.array, ...],
-    v: tuple[mx.array, ...],
-    *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[QuantizedKeywords],
-) -> mx.array: ...
+    q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...], *,
+    return_lse: Literal[False] = False, **options: Unpack[QuantizedKeywords],
+) -> mx.array: ...  # fmt: skip
 
 
 @overload
 def quantized_attention(
-    q: mx.array,
-    k: tuple[mx.array, ...],
-    v: tuple[mx.array, ...],
-    *,
-    return_lse: Literal[True],
-    **options: Unpack[QuantizedKeywords],
-) -> tuple[mx.array, mx.array]: ...
+    q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...], *,
+    return_lse: Literal[True], **options: Unpack[QuantizedKeywords],
+) -> tuple[mx.array, mx.array]: ...  # fmt: skip
 
 
 @overload
 def quantized_attention(
-    q: mx.array,
-    k: tuple[mx.array, ...],
-    v: tuple[mx.array, ...],
-    *,
-    return_lse: bool,
-    **options: Unpack[QuantizedKeywords],
-) -> mx.array | tuple[mx.array, mx.array]: ...
+    q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...], *,
+    return_lse: bool, **options: Unpack[QuantizedKeywords],
+) -> mx.array | tuple[mx.array, mx.array]: ...  # fmt: skip
 
 
 def quantized_attention(
@@ -148,96 +164,80 @@ def quantized_attention(
     to 256, pages of a multiple of 16 keys, on GPUs of compute capability 8.0 and newer. Others are :func:`attention` to the dequantised
     keys and values.
     """
+    (k_numbers, k_scales, k_biases), (v_numbers, v_scales, v_biases) = _parts("k", k), _parts("v", v)
     return attend(
-        q, *_parts("k", k), *_parts("v", v), group_size=group_size, bits=bits, mode=mode, scale=scale, mask=mask, window_size=window_size,
-        softcap=softcap, sinks=sinks, lengths=lengths, left_padding=left_padding, block_table=block_table, return_lse=return_lse,
-        force_fused=force_fused, stream=stream,
+        q, k_numbers, k_scales, v_numbers, v_scales, k_biases=k_biases, v_biases=v_biases, group_size=group_size, bits=bits, mode=mode,
+        scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks, lengths=lengths, left_padding=left_padding,
+        block_table=block_table, return_lse=return_lse, force_fused=force_fused, stream=stream,
     )  # fmt: skip
 
 
-@cached
-@growing(k=2, k_scales=2, k_biases=2, v=2, v_scales=2, v_biases=2)
+@operation(RESULTS, k=2, k_scales=2, k_biases=2, v=2, v_scales=2, v_biases=2)
 def attend(
     q: mx.array,
     k: mx.array,
     k_scales: mx.array,
-    k_biases: mx.array | None,
     v: mx.array,
     v_scales: mx.array,
+    *,
+    k_biases: mx.array | None,
     v_biases: mx.array | None,
-    *,
-    window_size: Window = None,
-    return_lse: bool = False,
-    force_fused: bool = False,
-    stream: StreamOrDevice = None,
-    **options: Any,
-) -> mx.array | tuple[mx.array, mx.array]:
-    """:func:`quantized_attention` to keys and values in their parts."""
-    on = resolve(stream)
-    with mx.stream(on):
-        keys, values = (k, k_scales, k_biases), (v, v_scales, v_biases)
-        call = prepare(q, keys, values, window_size=window_size, return_lse=return_lse, **options)
-        if choose(call, on).engine == "decode":
-            if call.table is None and call.options.mask is None:
-                left = window_size[0] if isinstance(window_size, tuple) else window_size
-                valid_for(*equal_choice(q.shape[2], call.dims[0], left, asked=False))
-            results = native.module(on).quantized_attention(*_operands(call), on, call.table)
-        else:
-            k, v = call.values(keys, on), call.values(values, on)
-            results = run(call.q, k, v, call.options, force_fused=force_fused, stream=on)
-    return (results[0], results[1]) if return_lse else results[0]
-
-
-def explain(*arguments: Any, stream: StreamOrDevice = None, **options: Any) -> Choice:
-    """Who computes :func:`quantized_attention` for these arguments."""
-    on = resolve(stream)
-    with mx.stream(on):
-        call = prepare(*arguments, **options)
-        choice = choose(call, on)
-        if choice.engine != "decode":
-            return choice
-        return replace(choice, kernel=native.module(on).quantized_attention_kernel(*_operands(call), on, call.table))
-
-
-def prepare(
-    q: mx.array,
-    k: Packed | tuple[mx.array, ...],
-    v: Packed | tuple[mx.array, ...],
-    *,
     group_size: int | None = None,
     bits: int | None = None,
     mode: str = "affine",
     mask: str | mx.array | None = None,
+    window_size: Window = None,
     lengths: mx.array | None = None,
     left_padding: mx.array | None = None,
     block_table: mx.array | None = None,
+    force_fused: bool = False,
+    stream: StreamOrDevice = None,
     **options: Any,
-) -> Call:
-    """The arguments checked, with a positive scale."""
+) -> QuantizedAttentionCall:
+    """:func:`quantized_attention` to keys and values in their parts."""
     operation = "quantized_attention"
-    require_arrays(operation, q=q)
-    keys, form, k_shape = _packed("k", k, group_size, bits, mode)
-    values, _, v_shape = _packed("v", v, group_size, bits, mode)
-    if mask is not None and not isinstance(mask, mx.array) and (not isinstance(mask, str) or mask != "causal"):
-        raise WrongValue(f"[{operation}] mask must be None, 'causal' or an array, got {mask!r}.")
-    table = None
-    if block_table is not None:
-        if lengths is None or isinstance(mask, mx.array) or left_padding is not None:
-            raise WrongValue(f"[{operation}] With block_table there have to be lengths, and neither left_padding nor a mask of numbers.")
-        if block_table.ndim != 2 or k_shape[2] == 0:
-            raise WrongValue(f"[{operation}] block_table must be [B, n] of pages with keys, got {shape_text(block_table.shape, k_shape)}.")
-        table = check_array(operation, "block_table", block_table, (q.shape[0], block_table.shape[1]), mx.int32)
-        mask = "causal"
-        k_shape, v_shape = ((q.shape[0], of[1], table.shape[1] * of[2], of[3]) for of in (k_shape, v_shape))
-    attention_dtype(operation, q.shape, k_shape, v_shape, q.dtype)
-    batch, heads, q_len, _ = q.shape
-    q, common = checked(operation, q, k_shape[2], mask=mask, **options)
-    own = common._replace(
-        mask=check_mask(mask, (batch, heads, q_len, k_shape[2]), q.dtype) if isinstance(mask, mx.array) else None,
-        starts=check_vector(operation, "left_padding", left_padding, batch, mx.int32),
-        ends=check_vector(operation, "lengths", lengths, batch, mx.int32),
-    )
-    return Call(q, keys, values, form, table, own, (k_shape[2], v_shape[3]))
+    on = resolve(stream)
+    with mx.stream(on):
+        require_arrays(operation, q=q)
+        keys, form, k_shape = _packed("k", (k, k_scales, k_biases), group_size, bits, mode)
+        values, _, v_shape = _packed("v", (v, v_scales, v_biases), group_size, bits, mode)
+        if mask is not None and not isinstance(mask, mx.array) and (not isinstance(mask, str) or mask != "causal"):
+            raise WrongValue(f"[{operation}] mask must be None, 'causal' or an array, got {mask!r}.")
+        table = None
+        if block_table is not None:
+            if lengths is None or isinstance(mask, mx.array) or left_padding is not None:
+                wants = "With block_table there have to be lengths, and neither left_padding nor a mask of numbers."
+                raise WrongValue(f"[{operation}] {wants}")
+            if block_table.ndim != 2 or k_shape[2] == 0:
+                found = shape_text(block_table.shape, k_shape)
+                raise WrongValue(f"[{operation}] block_table must be [B, n] of pages with keys, got {found}.")
+            table, mask = check_array(operation, "block_table", block_table, (q.shape[0], block_table.shape[1]), mx.int32), "causal"
+            k_shape, v_shape = ((q.shape[0], of[1], table.shape[1] * of[2], of[3]) for of in (k_shape, v_shape))
+        attention_dtype(operation, q.shape, k_shape, v_shape, q.dtype)
+        batch, heads, q_len, _ = q.shape
+        q, common = checked(operation, q, k_shape[2], mask=mask, window_size=window_size, **options)
+        own = common._replace(
+            mask=check_mask(mask, (batch, heads, q_len, k_shape[2]), q.dtype) if isinstance(mask, mx.array) else None,
+            starts=check_vector(operation, "left_padding", left_padding, batch, mx.int32),
+            ends=check_vector(operation, "lengths", lengths, batch, mx.int32),
+        )
+        engine = native.engine(on)
+        if isinstance(engine, str):
+            choice = Choice("composed", engine)
+        else:
+            same = k_biases is None or all(part.dtype == q.dtype for of in (keys, values) for part in of[1:] if part is not None)
+            case = case_of(q, v, (q_len, k_shape[2]), own, engine, batch)._replace(v_head_dim=v_shape[3])
+            choice = choose_quantized_attention(case, form, page_size=0 if table is None else k.shape[2], same_dtype=same)
+        return QuantizedAttentionCall(own, choice, on, force_fused, q, keys, values, form, table, k_shape[2], window_size)
+
+
+def prepare(q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...], **options: Any) -> QuantizedAttentionCall:
+    """A call of :func:`quantized_attention`, whose cache is that of :func:`attend`."""
+    (k_numbers, k_scales, k_biases), (v_numbers, v_scales, v_biases) = _parts("k", k), _parts("v", v)
+    return attend.prepare(q, k_numbers, k_scales, v_numbers, v_scales, k_biases=k_biases, v_biases=v_biases, **options)
+
+
+vars(quantized_attention).update(prepare=prepare)
 
 
 def _parts(name: str, of: Any) -> Packed:
@@ -254,25 +254,5 @@ def _packed(name: str, of: Any, group_size: int | None, bits: int | None, mode: 
     w, scales, biases = _parts(name, of)
     require_arrays(operation, ("biases",), **{name: w, "scales": scales, "biases": biases})
     shift = None if biases is None else (biases.shape, biases.dtype)
-    form, rows, columns = weights(operation, (w.shape, w.dtype), (scales.shape, scales.dtype), shift, True, group_size, bits, mode)
+    form, rows, columns = weights(operation, ((w.shape, w.dtype), (scales.shape, scales.dtype), shift), True, group_size, bits, mode)
     return (w, scales, biases), form, (*w.shape[:-2], rows, columns)
-
-
-def choose(call: Call, stream: mx.Stream) -> Choice:
-    """Who computes the call."""
-    engine = native.engine(stream)
-    if isinstance(engine, str):
-        return Choice("composed", engine)
-    q = call.q
-    same = call.k[2] is None or all(part.dtype == q.dtype for of in (call.k, call.v) for part in of[1:] if part is not None)
-    case = case_of(q, call.v[0], (q.shape[2], call.dims[0]), call.options, engine, q.shape[0])._replace(v_head_dim=call.dims[1])
-    return choose_quantized_attention(case, call.form, page_size=0 if call.table is None else call.k[0].shape[2], same_dtype=same)
-
-
-def _operands(call: Call) -> tuple[mx.array, Packed, Packed, Format, Options]:
-    options = call.options
-    if options.mask is not None:
-        additive = options.mask.dtype != mx.bool_
-        mask = raised(options.mask) if additive and options.sinks is None and not options.lse else options.mask
-        options = spread(call.q, call.k[0], options._replace(mask=mask))
-    return call.q, call.k, call.v, call.form, options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
@@ -12,8 +13,9 @@ from .._common.choice import Choice
 from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._loader import native
-from .._loader.graph_cache import cached, growing, valid_for
-from .attention import case_of, run
+from .._loader.graph_cache import MOST
+from .._operation import operation
+from .attention import RESULTS, AnyAttentionCall, case_of, run
 from .options import Options, checked, require_dimensions, require_floating, require_groups
 from .rules import choose_varlen
 
@@ -41,53 +43,57 @@ class Packing(NamedTuple):
         return self.cu_q.size - 1
 
 
-@overload
-def attention_varlen(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    cu_seqlens_q: mx.array,
-    cu_seqlens_k: mx.array,
-    *,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    return_lse: Literal[False] = False,
-    **options: Unpack[VarlenKeywords],
-) -> mx.array: ...
+@dataclass(slots=True)
+class VarlenCall(AnyAttentionCall):
+    """A call of :func:`attention_varlen`, in one dtype."""
+
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    packing: Packing
+
+    @property
+    def empty(self) -> bool:
+        return 0 in (*self.q.shape[:2], self.packing.sequences, self.packing.max_q)
+
+    @property
+    def sizes(self) -> tuple[int, int] | None:
+        return (1, MOST) if self.choice.engine == "flash" and not self.empty else None
+
+    def results(self) -> list[mx.array]:
+        q, k, v, packing, options = self.q, self.k, self.v, self.packing, self.options
+        if self.empty:
+            zeros = mx.zeros((*q.shape[:2], v.shape[2]), q.dtype)
+            return [zeros, mx.full((q.shape[1], q.shape[0]), -mx.inf, mx.float32)] if options.lse else [zeros]
+        if self.choice.engine == "flash":
+            return _fused(q, k, v, packing, options, self.stream)
+        if self.force_fused:
+            raise WrongValue(f"[attention_varlen] force_fused is set, but no fused kernel takes this case: {self.choice.reason}")
+        return padded(q, k, v, packing, options, self.stream)
 
 
 @overload
 def attention_varlen(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    cu_seqlens_q: mx.array,
-    cu_seqlens_k: mx.array,
-    *,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    return_lse: Literal[True],
-    **options: Unpack[VarlenKeywords],
-) -> tuple[mx.array, mx.array]: ...
+    q: mx.array, k: mx.array, v: mx.array, cu_seqlens_q: mx.array, cu_seqlens_k: mx.array, *, max_seqlen_q: int, max_seqlen_k: int,
+    return_lse: Literal[False] = False, **options: Unpack[VarlenKeywords],
+) -> mx.array: ...  # fmt: skip
 
 
 @overload
 def attention_varlen(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    cu_seqlens_q: mx.array,
-    cu_seqlens_k: mx.array,
-    *,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    return_lse: bool,
-    **options: Unpack[VarlenKeywords],
-) -> mx.array | tuple[mx.array, mx.array]: ...
+    q: mx.array, k: mx.array, v: mx.array, cu_seqlens_q: mx.array, cu_seqlens_k: mx.array, *, max_seqlen_q: int, max_seqlen_k: int,
+    return_lse: Literal[True], **options: Unpack[VarlenKeywords],
+) -> tuple[mx.array, mx.array]: ...  # fmt: skip
 
 
-@cached
-@growing(k=0, v=0)
+@overload
+def attention_varlen(
+    q: mx.array, k: mx.array, v: mx.array, cu_seqlens_q: mx.array, cu_seqlens_k: mx.array, *, max_seqlen_q: int, max_seqlen_k: int,
+    return_lse: bool, **options: Unpack[VarlenKeywords],
+) -> mx.array | tuple[mx.array, mx.array]: ...  # fmt: skip
+
+
+@operation(RESULTS, k=0, v=0)
 def attention_varlen(
     q: mx.array,
     k: mx.array,
@@ -105,7 +111,7 @@ def attention_varlen(
     return_lse: bool = False,
     force_fused: bool = False,
     stream: StreamOrDevice = None,
-) -> mx.array | tuple[mx.array, mx.array]:
+) -> VarlenCall:
     """:func:`attention` within each of several sequences, which lie one after another.
 
     Args:
@@ -148,8 +154,11 @@ def attention_varlen(
             "attention_varlen", q, max_seqlen_k, scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks,
             return_lse=return_lse,
         )  # fmt: skip
-        results = _run(q, k, v, packing, options, force_fused=force_fused, stream=on)
-    return (results[0], results[1]) if return_lse else results[0]
+        if isinstance(engine := native.engine(on), str):
+            choice = Choice("composed", engine)
+        else:
+            choice = choose_varlen(case_of(q, v, (max_seqlen_q, min(max_seqlen_k, v.shape[0])), options, engine, packing.sequences))
+        return VarlenCall(options, choice, on, force_fused, q, k, v, packing)
 
 
 @lru_cache(CACHED_SHAPES)
@@ -172,28 +181,6 @@ def _packing(cu_q: mx.array, cu_k: mx.array, max_q: int, max_k: int) -> Packing:
             raise WrongValue(f"[attention_varlen] {name} must be a number, not negative, got {most!r}.")
     cu_q = check_array("attention_varlen", "cu_seqlens_q", cu_q, cu_q.shape, mx.int32)
     return Packing(cu_q, check_array("attention_varlen", "cu_seqlens_k", cu_k, cu_q.shape, mx.int32), max_q, max_k)
-
-
-def _run(
-    q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, *, force_fused: bool, stream: mx.Stream
-) -> list[mx.array]:
-    if 0 in (*q.shape[:2], packing.sequences, packing.max_q):
-        zeros = mx.zeros((*q.shape[:2], v.shape[2]), q.dtype)
-        return [zeros, mx.full((q.shape[1], q.shape[0]), -mx.inf, mx.float32)] if options.lse else [zeros]
-    choice = _choose(q, v, packing, options, stream)
-    if choice.engine == "flash":
-        valid_for(1)
-        return _fused(q, k, v, packing, options, stream)
-    if force_fused:
-        raise WrongValue(f"[attention_varlen] force_fused is set, but no fused kernel takes this case: {choice.reason}")
-    return padded(q, k, v, packing, options, stream)
-
-
-def _choose(q: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> Choice:
-    engine = native.engine(stream)
-    if isinstance(engine, str):
-        return Choice("composed", engine)
-    return choose_varlen(case_of(q, v, (packing.max_q, min(packing.max_k, v.shape[0])), options, engine, packing.sequences))
 
 
 def _fused(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> list[mx.array]:

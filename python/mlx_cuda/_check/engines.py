@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 from .._attention import attention, quantized
-from .._common.arrays import resolve
 from .._common.choice import OLDEST_GPU, Choice, sm
 from .._decode_step import explain as explain_step
 from .._loader import native
 from .._matmul.gather import gather_mm, gather_qmm
 from .._matmul.quantized import quantized_matmul
 from .._mlx_lm.models import decoding_of
-from .._recurrence import gated_delta, short_conv, ssd
+from .._recurrence import short_conv
+from .._recurrence.gated_delta import gated_delta
+from .._recurrence.ssd import ssd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from .._operation import Call
     from .forms import Calls, Steps
+
+MATMULS: tuple[Any, ...] = (quantized_matmul, gather_mm, gather_qmm)
 
 
 class Watched(NamedTuple):
@@ -34,11 +38,6 @@ class Watched(NamedTuple):
     chosen: Callable[..., Choice]
 
 
-def _attention(q: Any, k: Any, v: Any, *, stream: Any = None, **options: Any) -> Choice:
-    options.pop("force_fused", None)
-    return attention.choose(*attention.prepare(q, k, v, **options), resolve(stream))
-
-
 def _conv1d(x: Any, weight: Any, *arguments: Any, **options: Any) -> Choice:
     if short_conv.depthwise(x, weight, *arguments, **options) is not None:
         return Choice("direct", "each channel with its own taps, in one pass")
@@ -46,30 +45,29 @@ def _conv1d(x: Any, weight: Any, *arguments: Any, **options: Any) -> Choice:
 
 
 def _gated_delta(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, mask: Any = None, **options: Any) -> Choice:
-    return gated_delta.explain(q, k, v, g, beta, state=options.pop("initial_state", state), mask=mask, **options)
+    return gated_delta.prepare(q, k, v, g, beta, state=options.pop("initial_state", state), mask=mask, **options).choice
 
 
 def _ssm(x: Any, a: Any, b: Any, c: Any, _: Any, dt: Any, dt_bias: Any, state: Any = None, *__: Any, **options: Any) -> Choice:
     lasting = dt + dt_bias  # of the dtype and the shape that mlx-lm gives it
-    return ssd.explain(x, lasting, a.astype(lasting.dtype), b, c, state=state, mask=options.get("mask"))
+    return ssd.prepare(x, lasting, a.astype(lasting.dtype), b, c, state=state, mask=options.get("mask")).choice
 
 
 def _quantized(q: Any, k: Any, v: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8) -> Choice:
-    call = quantized.prepare(q, k, v, scale=scale, mask=mask, group_size=group_size, bits=bits)
-    return quantized.choose(call, resolve(None))
+    return quantized.prepare(q, k, v, scale=scale, mask=mask, group_size=group_size, bits=bits).choice
 
 
-def _product(operation: Any) -> Watched:
-    return Watched(mx, operation.__name__, lambda *arguments, **options: operation.prepare(*arguments, **options).choice)
+def _prepared(owner: Any, name: str, prepare: Callable[..., Call[Any]]) -> Watched:
+    return Watched(owner, name, lambda *arguments, **options: prepare(*arguments, **options).choice)
 
 
 def watched() -> list[Watched]:
     """Those of MLX, and of mlx-lm's modules that have been imported."""
     of_mlx = [
-        Watched(mx.fast, "scaled_dot_product_attention", _attention),
+        _prepared(mx.fast, "scaled_dot_product_attention", attention.prepare),
         Watched(mx.fast, "gated_delta_update", _gated_delta),
         Watched(mx, "conv1d", _conv1d),
-        *map(_product, (quantized_matmul, gather_mm, gather_qmm)),
+        *(_prepared(mx, each.__name__, each.prepare) for each in MATMULS),
     ]
     of_mlx_lm: tuple[tuple[str, str, Callable[..., Choice]], ...] = (
         ("mlx_lm.models.base", "quantized_scaled_dot_product_attention", _quantized),

@@ -7,10 +7,11 @@ from typing import Literal, NamedTuple
 
 AttentionEngine = Literal["decode", "cudnn", "flash", "upstream", "composed"]
 MatmulEngine = Literal["skinny", "small", "dequantize", "grouped", "cublaslt", "upstream", "composed"]
+ElementwiseEngine = Literal["fused", "composed"]
 RecurrenceEngine = Literal["recurrent", "chunked", "direct", "upstream"]
 StepEngine = Literal["replay", "upstream"]
 SumEngine = Literal["peers", "upstream"]
-EngineName = AttentionEngine | MatmulEngine | RecurrenceEngine | StepEngine | SumEngine
+EngineName = AttentionEngine | MatmulEngine | ElementwiseEngine | RecurrenceEngine | StepEngine | SumEngine
 
 HALF = ("float16", "bfloat16")
 NATIVE = (*HALF, "float32")
@@ -41,7 +42,15 @@ def first_reason(rules: tuple[tuple[bool, str], ...]) -> str:
 
 def native_elementwise(dtype: str, sizes: tuple[int, ...]) -> bool:
     """Whether the native kernels take this dtype and these sizes."""
-    return dtype in NATIVE and 0 not in sizes
+    return not against_native(dtype, sizes)
+
+
+def against_native(dtype: str, sizes: tuple[int, ...]) -> str:
+    """The first rule that speaks against that."""
+    return first_reason((
+        (0 in sizes, "a dimension is 0"),
+        (dtype not in NATIVE, f"our kernels compute {', '.join(NATIVE)}, not {dtype}"),
+    ))  # fmt: skip
 
 
 def sm(capability: tuple[int, int]) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .._attention.attention import prepare, run
+from .._attention.attention import operands, run
 from .._attention.composed import upstream_attention
 from .._common.arrays import dtype_name, resolve, shape_text
 from .._common.choice import HALF, Choice
@@ -37,7 +37,7 @@ def attention(
 ) -> mx.array:
     on = resolve(stream)
     with mx.stream(on):
-        arguments = prepare(q, k, v, scale=scale, sinks=sinks, **_options(mask, q, k))
+        arguments = operands(q, k, v, scale=scale, sinks=sinks, **_options(mask, q, k))
         if why := _why_not(arguments[0], arguments[2]):
             raise NotInvariant(f"mx.fast.scaled_dot_product_attention {why}")
         return flash(*arguments, on)

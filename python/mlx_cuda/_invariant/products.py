@@ -164,24 +164,9 @@ def gathered_quantized(by: Callable[..., mx.array], without_indices: Callable[..
             if lhs_indices is None and rhs_indices is None and global_scale is None:
                 return without_indices(x, w, scales, biases, *form)
             indices = (lhs_indices, rhs_indices)
-            alike = upstream_gather_qmm(
-                x, w, scales, biases, *indices, transpose, group_size, bits, mode, global_scale, sorted_indices=sorted_indices
-            )
-
-            plan = our_gather_qmm.prepare(
-                x,
-                w,
-                scales,
-                biases,
-                lhs_indices,
-                rhs_indices,
-                transpose,
-                group_size,
-                bits,
-                mode,
-                global_scale,
-                sorted_indices=sorted_indices,
-            ).plan
+            given = (x, w, scales, biases, *indices, *form, global_scale)
+            alike = upstream_gather_qmm(*given, sorted_indices=sorted_indices)
+            plan = our_gather_qmm.prepare(*given, sorted_indices=sorted_indices).plan
 
             def in_one(rows: mx.array, numbers: mx.array) -> mx.array:
                 experts = _experts(plan.dtype, plan.form, w, scales, biases, transpose=transpose)

@@ -6,6 +6,7 @@ call added to MLX's graph, and adds the same for a later one of equal shapes, dt
 
 from __future__ import annotations
 
+import inspect
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -43,7 +44,7 @@ def growing(**axes: int) -> Callable[[Operation], Operation]:
     """
 
     def mark(operation: Operation) -> Operation:
-        places = operation.__code__.co_varnames
+        places = inspect.unwrap(operation).__code__.co_varnames
         vars(operation)["growing"] = [(places.index(name), name, axis) for name, axis in axes.items()]
         return operation
 

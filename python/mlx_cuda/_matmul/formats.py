@@ -11,7 +11,12 @@ from .._common.arrays import dense_dtype, dtype_name, dtype_text, promoted, requ
 from .._common.errors import WrongType, WrongValue
 
 if TYPE_CHECKING:
-    from .call import Spec
+    from typing import TypeAlias
+
+    from .._common.arrays import Shape
+
+    Spec: TypeAlias = tuple[Shape, mx.Dtype]
+    Parts: TypeAlias = tuple[Spec, Spec, Spec | None]  # of weights: numbers, scales and biases
 
 FORMATS = {  # mode: group sizes and bits, the defaults first
     "affine": ((64, 32, 128), (4, 1, 2, 3, 5, 6, 8)),
@@ -29,6 +34,11 @@ class Format(NamedTuple):
     mode: str
 
 
+def spec(array: mx.array | None) -> Spec | None:
+    """What a plan needs to know of an array."""
+    return None if array is None else (array.shape, array.dtype)
+
+
 def require_options(operation: str, transpose: object, group_size: object, bits: object, mode: object) -> None:
     """Raise a TypeError that names the first of these that is of another type than MLX's function takes."""
     require_flags(operation, transpose=transpose)
@@ -39,9 +49,7 @@ def require_options(operation: str, transpose: object, group_size: object, bits:
         raise WrongType(f"[{operation}] mode must be a string, got {mode!r}.")
 
 
-def weights(
-    operation: str, w: Spec, scales: Spec, biases: Spec | None, transpose: bool, group_size: int | None, bits: int | None, mode: str
-) -> tuple[Format, int, int]:
+def weights(operation: str, parts: Parts, transpose: bool, group_size: int | None, bits: int | None, mode: str) -> tuple[Format, int, int]:
     """How the weights are quantised, and the sizes n and k, where all parts fit together."""
     require_options(operation, transpose, group_size, bits, mode)
     if mode not in FORMATS:
@@ -51,6 +59,7 @@ def weights(
     if form.group_size not in groups or form.bits not in widths:
         takes = f"group_size {_either(groups)} and bits {_either(widths)}"
         raise WrongValue(f"[{operation}] Mode {mode!r} takes {takes}, got {form.group_size} and {form.bits}.")
+    w, scales, biases = parts
     packed, held = w[0], scales[0]
     shapes = shape_text(packed, held)
     if w[1] != mx.uint32:

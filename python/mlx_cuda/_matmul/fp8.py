@@ -12,7 +12,7 @@ import mlx.core as mx
 from .._common.arrays import CACHED_SHAPES, dense_dtype, dtype_name, require_arrays, resolve, shape_text
 from .._common.errors import WrongType, WrongValue
 from .._loader import native
-from .call import Call, product
+from .._operation import Call, operation
 from .rules import OLDEST_FP8_GPU, Fp8Case, choose_fp8, chosen
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ HOW = {None: "tensor", -1: "row", "block128": "block128", "block128x128": "block
 
 
 @dataclass(slots=True)
-class Fp8Call(Call):
+class Fp8Call(Call[mx.array]):
     """A call of :func:`fp8_matmul`, with scales in float32."""
 
     a: mx.array
@@ -50,7 +50,7 @@ class Fp8Call(Call):
             return _composed(self)
 
 
-@product
+@operation()
 def fp8_matmul(
     a: mx.array,
     b: mx.array,

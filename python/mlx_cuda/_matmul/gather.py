@@ -14,8 +14,8 @@ from .._common.choice import Choice, Gpu
 from .._common.errors import WrongValue
 from .._common.limits import by_limits
 from .._loader import native
-from .call import Call, product, spec
-from .formats import Format, computed_in, require_options, weights
+from .._operation import Call, operation
+from .formats import Format, computed_in, require_options, spec, weights
 from .grouped import QuantizedExperts, grouped_quantized
 from .quantized import OURS, SKINNY, quantized_matmul
 from .rules import GroupedCase, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
@@ -23,7 +23,7 @@ from .upstream import upstream_dense, upstream_quantized
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
-    from .call import Spec
+    from .formats import Spec
     from .quantized import QuantizedCall
 
 INDICES = ("lhs_indices", "rhs_indices")
@@ -43,9 +43,17 @@ class GatherPlan(NamedTuple):
     ordered: bool  # the indices of w rise
     choice: Choice
 
+    @classmethod
+    def of(
+        cls, dtype: mx.Dtype, form: Format | None, shapes: tuple[Shape, Shape, Shape], in_turn: bool, ordered: bool, choice: Choice
+    ) -> GatherPlan:
+        """Of the shapes of x, w and the result."""
+        x, w, out = shapes
+        return cls(dtype, form, out[:-2], (math.prod(x[:-2]), *x[-2:]), out, 0 in (*out, *x, *w), in_turn, ordered, choice)
+
 
 @dataclass(slots=True)
-class GatherCall(Call):
+class GatherCall(Call[mx.array]):
     """A call of ``gather_mm`` or ``gather_qmm``."""
 
     x: mx.array
@@ -92,7 +100,7 @@ class GatherCall(Call):
         return native.module(self.stream).grouped_kernel(x, cast(w, self.plan.dtype, self.stream), rhs, self.transpose, self.stream)
 
 
-@product
+@operation()
 def gather_mm(
     a: mx.array,
     b: mx.array,
@@ -136,7 +144,7 @@ def gather_mm(
     return replace(call, vectors=tuple(vectors)) if vectors else call
 
 
-@product
+@operation()
 def gather_qmm(
     x: mx.array,
     w: mx.array,
@@ -187,11 +195,12 @@ def gather_qmm(
         return quantized_matmul.prepare(x, w, scales, biases, transpose, group_size, bits, mode, stream=stream)
     on = resolve(stream)
     try:
-        specs = spec(x), spec(w), spec(scales), spec(biases), spec(lhs_indices), spec(rhs_indices)
-        plan = _quantized_plan(*specs, transpose, group_size, bits, mode, global_scale is not None, sorted_indices, native.gpu(on))
+        arrays = spec(x), spec(w), spec(scales), spec(biases), spec(lhs_indices), spec(rhs_indices)
+        require_flags("gather_qmm", sorted_indices=sorted_indices)
+        plan = _quantized_plan(arrays, transpose, group_size, bits, mode, (global_scale is not None, sorted_indices, native.gpu(on)))
     except (AttributeError, TypeError, ValueError):
-        arrays = {"x": x, "w": w, "scales": scales, "biases": biases, "lhs_indices": lhs_indices, "rhs_indices": rhs_indices}
-        require_arrays("gather_qmm", ("biases", *INDICES), **arrays)
+        named = {"x": x, "w": w, "scales": scales, "biases": biases, "lhs_indices": lhs_indices, "rhs_indices": rhs_indices}
+        require_arrays("gather_qmm", ("biases", *INDICES), **named)
         require_options("gather_qmm", transpose, group_size, bits, mode)
         require_flags("gather_qmm", sorted_indices=sorted_indices)
         raise
@@ -199,7 +208,7 @@ def gather_qmm(
     return GatherCall(*given, on, plan, plan.choice)
 
 
-def misread_by_mlx(call: Call) -> bool:
+def misread_by_mlx(call: Call[mx.array]) -> bool:
     """Whether a call that is left to MLX's function has to reach it by way of ours, which gives it operands that it reads right on CUDA."""
     if not isinstance(call, GatherCall) or (call.lhs is None and call.rhs is None):
         return False
@@ -213,8 +222,7 @@ def gather_dense(
     """A call of :func:`gather_mm` with matrices. With ``transpose``, b is ``[..., N, K]``."""
     on = resolve(stream)
     try:
-        specs = spec(a), spec(b), spec(lhs_indices), spec(rhs_indices)
-        plan = _dense_plan(*specs, transpose, sorted_indices, native.gpu(on))
+        plan = _dense_plan((spec(a), spec(b), spec(lhs_indices), spec(rhs_indices)), transpose, sorted_indices, native.gpu(on))
     except (AttributeError, TypeError, ValueError):  # which may be of what is no array
         require_arrays("gather_mm", INDICES, a=a, b=b, lhs_indices=lhs_indices, rhs_indices=rhs_indices)
         require_flags("gather_mm", sorted_indices=sorted_indices)
@@ -284,7 +292,8 @@ def _batch(matrices: mx.array) -> mx.array:
 
 
 @lru_cache(CACHED_SHAPES, typed=True)
-def _dense_plan(a: Spec, b: Spec, lhs: Spec | None, rhs: Spec | None, transpose: bool, sorted_indices: bool, gpu: Gpu) -> GatherPlan:
+def _dense_plan(arrays: tuple[Any, ...], transpose: bool, sorted_indices: bool, gpu: Gpu) -> GatherPlan:
+    a, b, lhs, rhs = arrays
     require_flags("gather_mm", sorted_indices=sorted_indices)
     left, right = a[0], b[0]
     if lhs is None and rhs is None:  # of whose operands MLX says itself what is wrong
@@ -299,17 +308,18 @@ def _dense_plan(a: Spec, b: Spec, lhs: Spec | None, rhs: Spec | None, transpose:
         math.prod(pairs) * left[-2], n, left[-1], dtype_name(dtype), transpose, math.prod(right[:-2]), gathered=True, ordered=ordered
     )
     choice = chosen(choose_grouped, case, gpu, otherwise="upstream")
-    return _gather_plan(dtype, None, left, n, pairs, lhs, right, ordered, choice)
+    in_turn = lhs is None and _rises(left[:-2], pairs)
+    return GatherPlan.of(dtype, None, (left, right, (*pairs, left[-2], n)), in_turn, ordered, choice)
 
 
 @by_limits(CACHED_SHAPES, typed=True)
 def _quantized_plan(
-    x: Spec, w: Spec, scales: Spec, biases: Spec | None, lhs: Spec | None, rhs: Spec | None, transpose: bool, group_size: int | None,
-    bits: int | None, mode: str, global_scale: bool, sorted_indices: bool, gpu: Gpu,
-) -> GatherPlan:  # fmt: skip
-    require_flags("gather_qmm", sorted_indices=sorted_indices)
+    arrays: tuple[Any, ...], transpose: bool, group_size: int | None, bits: int | None, mode: str, options: tuple[bool, bool, Gpu]
+) -> GatherPlan:
+    x, w, scales, biases, lhs, rhs = arrays
+    global_scale, sorted_indices, gpu = options
     left, right = x[0], w[0]
-    form, n, k = weights("gather_qmm", w, scales, biases, transpose, group_size, bits, mode)
+    form, n, k = weights("gather_qmm", (w, scales, biases), transpose, group_size, bits, mode)
     if len(left) < 2 or left[-1] != k:
         raise WrongValue(
             f"[gather_qmm] x must be [..., M, {k}] for weights {shape_text(right)} of {form.bits} bit with transpose={transpose}, "
@@ -322,16 +332,7 @@ def _quantized_plan(
         experts=max(math.prod(right[:-2]), 1), ordered=ordered, global_scale=global_scale, tf32=native.tf32(),
     )  # fmt: skip
     choice = chosen(choose_gather_qmm, case, gpu, otherwise="upstream")
-    return _gather_plan(dtype, form, left, n, pairs, lhs, right, ordered, choice)
-
-
-def _gather_plan(
-    dtype: mx.Dtype, form: Format | None, x: Shape, n: int, pairs: Shape, lhs: Spec | None, w: Shape, ordered: bool, choice: Choice
-) -> GatherPlan:
-    out = (*pairs, x[-2], n)
-    stacked = (math.prod(x[:-2]), *x[-2:])
-    in_turn = lhs is None and (_rises(x[:-2], pairs) if form is None else x[:-2] == pairs)
-    return GatherPlan(dtype, form, pairs, stacked, out, 0 in (*out, *x, *w), in_turn, ordered, choice)
+    return GatherPlan.of(dtype, form, (left, right, (*pairs, left[-2], n)), lhs is None and left[:-2] == pairs, ordered, choice)
 
 
 def _pairs(operation: str, x: Shape, w: Shape, lhs: Spec | None, rhs: Spec | None, *, sorted_indices: bool) -> tuple[Shape, bool]:

@@ -12,7 +12,7 @@ from .._common.arrays import CACHED_SHAPES, cast, check_array, dense_dtype, dtyp
 from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._loader import native
-from .call import Call, product
+from .._operation import Call, operation
 from .quantized import parts_slopes, unpacked
 from .rules import GROUPED_MULTIPLE, GroupedCase, choose_grouped, chosen
 from .upstream import upstream_dense
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
 
 
 @dataclass(slots=True)
-class GroupedCall(Call):
+class GroupedCall(Call[mx.array]):
     """A call of :func:`grouped_matmul`."""
 
     x: mx.array
@@ -67,7 +67,7 @@ class GroupedCall(Call):
         return native.module(self.stream).grouped_kernel(x, w, None, self.transpose, self.stream)
 
 
-@product
+@operation()
 def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None) -> GroupedCall:
     """Each group of rows by the matrix of its own: ``x[offsets[e]:offsets[e + 1]] @ w[e].T``.
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
-from .._common.choice import native_elementwise
+from .._common.choice import Choice, against_native
 from .._common.errors import WrongValue
 from .._loader import native
-from .._loader.graph_cache import cached
+from .._operation import DirectCall, operation
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 Activation = Literal["relu", "gelu_approx"]
 
 
-@cached
+@operation()
 def linear(
     x: mx.array, w: mx.array, bias: mx.array | None = None, *, activation: Activation | None = None, stream: StreamOrDevice = None
-) -> mx.array:
+) -> DirectCall[mx.array]:
     """``activation(x @ w.T + bias)``, on a CUDA GPU as one cuBLASLt call with bias and activation in its epilogue.
 
     Args:
@@ -45,21 +45,19 @@ def linear(
     """
     require_arrays("linear", ("bias",), x=x, w=w, bias=bias)
     if bias is None:
-        dtype, taken = _plan(x.shape, w.shape, None, activation, x.dtype, w.dtype)
+        dtype, choice = _plan(x.shape, w.shape, None, activation, x.dtype, w.dtype)
     else:
-        dtype, taken = _plan(x.shape, w.shape, bias.shape, activation, x.dtype, w.dtype, bias.dtype)
+        dtype, choice = _plan(x.shape, w.shape, bias.shape, activation, x.dtype, w.dtype, bias.dtype)
     on = resolve(stream)
-    x, w = cast(x, dtype, on), cast(w, dtype, on)
-    bias = None if bias is None else cast(bias, dtype, on)
-    if taken and not isinstance(engine := native.engine(on), str):
-        return engine.module.linear(x, w, bias, activation, on)
-    with mx.stream(on):
-        return _composed(x, w, bias, activation)
+    if dtype is not None:
+        x, w, bias = cast(x, dtype, on), cast(w, dtype, on), None if bias is None else cast(bias, dtype, on)
+    choice, module = native.offered(choice, on)
+    return DirectCall(choice, module.linear if module else None, _composed, (x, w, bias, activation), on)
 
 
 @lru_cache(CACHED_SHAPES)
-def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtypes: mx.Dtype) -> tuple[mx.Dtype, bool]:
-    """The dtype to compute in, and whether the native kernels take the case."""
+def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtypes: mx.Dtype) -> tuple[mx.Dtype | None, Choice]:
+    """The dtype to compute in, if not all are of it, and who computes the case where there is a native module."""
     if activation not in (None, *get_args(Activation)):
         names = ", ".join(repr(name) for name in get_args(Activation))
         raise WrongValue(f"[linear] Activation must be None or one of {names}, got {activation!r}.")
@@ -72,7 +70,9 @@ def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtype
         raise WrongValue(f"[linear] Only inexact types are supported, got {dtype_text(*dtypes)}.")
     if activation and mx.issubdtype(dtype, mx.complexfloating):
         raise WrongValue(f"[linear] Activation {activation!r} needs a real type, got {dtype_name(dtype)}.")
-    return dtype, native_elementwise(dtype_name(dtype), (*x, *w))
+    against = against_native(dtype_name(dtype), (*x, *w))
+    choice = Choice("composed", against) if against else Choice("cublaslt", "bias and activation are part of the product")
+    return None if {*dtypes} == {dtype} else dtype, choice
 
 
 def _composed(x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None) -> mx.array:

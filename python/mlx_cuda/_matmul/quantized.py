@@ -13,17 +13,20 @@ from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._common.limits import by_limits
 from .._loader import native
+from .._operation import Call, operation
 from .batches import product_of_batches
-from .call import Call, product, spec
-from .formats import Format, computed_in, require_options, weights
+from .formats import Format, computed_in, require_options, spec, weights
 from .rules import QuantizedCase, choose_quantized, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     from .._common.arrays import Shape, StreamOrDevice
     from .._common.choice import Choice, Gpu
-    from .call import Spec
+    from .formats import Spec
+
+    Operands: TypeAlias = tuple[mx.array, mx.array, mx.array, mx.array | None]
 
 SKINNY = ("skinny", "small")
 OURS = (*SKINNY, "dequantize", "grouped")
@@ -40,7 +43,7 @@ class Plan(NamedTuple):
 
 
 @dataclass(slots=True)
-class QuantizedCall(Call):
+class QuantizedCall(Call[mx.array]):
     """A call of ``quantized_matmul``."""
 
     x: mx.array
@@ -58,13 +61,13 @@ class QuantizedCall(Call):
                 return _upstream(self)
         if self.choice.engine in SKINNY:
             return native.module(self.stream).quantized_skinny(*_skinny(self))
-        return _dequantize(*_operands(self), self.transpose, self.plan.form, self.stream)
+        return _dequantize(_operands(self), self.transpose, self.plan.form, self.stream)
 
     def kernel(self) -> str:
         return native.module(self.stream).quantized_kernel(*_skinny(self)) if self.choice.engine in SKINNY else ""
 
 
-@product
+@operation()
 def quantized_matmul(
     x: mx.array,
     w: mx.array,
@@ -106,8 +109,8 @@ def quantized_matmul(
     """
     on = resolve(stream)
     try:
-        specs = spec(x), spec(w), spec(scales), spec(biases)
-        plan = _plan(*specs, transpose, group_size, bits, mode, native.gpu(on))
+        arrays = spec(x), spec(w), spec(scales), spec(biases)
+        plan = _plan(arrays, transpose, group_size, bits, mode, native.gpu(on))
     except (AttributeError, TypeError, ValueError):  # which may be of what is no array
         require_arrays("quantized_matmul", ("biases",), x=x, w=w, scales=scales, biases=biases)
         require_options("quantized_matmul", transpose, group_size, bits, mode)  # whose types may have no hash
@@ -127,7 +130,7 @@ def _upstream(call: QuantizedCall) -> mx.array:
     return product_of_batches(x, w, scales, biases, transpose, *plan.form)
 
 
-def _operands(call: QuantizedCall) -> tuple[mx.array, mx.array, mx.array, mx.array | None]:
+def _operands(call: QuantizedCall) -> Operands:
     """As the native module takes them: of one dtype, and w in 2 dimensions."""
     x, w, scales, biases, on, plan = call.x, call.w, call.scales, call.biases, call.stream, call.plan
     x = cast(x, plan.dtype, on)
@@ -147,10 +150,11 @@ def _skinny(call: QuantizedCall) -> tuple[Any, ...]:
 
 @by_limits(CACHED_SHAPES, typed=True)  # 64.0 is no 64
 def _plan(
-    x: Spec, w: Spec, scales: Spec, biases: Spec | None, transpose: bool, group_size: int | None, bits: int | None, mode: str, gpu: Gpu
+    arrays: tuple[Spec, Spec, Spec, Spec | None], transpose: bool, group_size: int | None, bits: int | None, mode: str, gpu: Gpu
 ) -> Plan:
     """The call, where its shapes and dtypes fit, and who computes it."""
-    form, n, k = weights("quantized_matmul", w, scales, biases, transpose, group_size, bits, mode)
+    x, w, scales, biases = arrays
+    form, n, k = weights("quantized_matmul", (w, scales, biases), transpose, group_size, bits, mode)
     shape, batch = x[0], w[0][:-2]
     if len(shape) < 1 or shape[-1] != k:
         raise WrongValue(
@@ -180,10 +184,9 @@ def composed(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None
     return mx.matmul(x, dense.swapaxes(-1, -2) if transpose else dense)
 
 
-def _dequantize(
-    x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, transpose: bool, form: Format, stream: mx.Stream
-) -> mx.array:
+def _dequantize(operands: Operands, transpose: bool, form: Format, stream: mx.Stream) -> mx.array:
     """Weights dequantised in tiles, for dense products. The gradient of x is one more of these."""
+    x, w, scales, biases = operands
 
     def forward(x: mx.array, *parts: mx.array) -> mx.array:
         scales, biases = unpacked(parts)

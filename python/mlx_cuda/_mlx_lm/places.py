@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from .._attention import quantized
-from .._common.arrays import promoted, resolve
+from .._common.arrays import promoted
 from .._common.errors import Refused
+from .._loader.graph_cache import cached
 from .._loader.replacing import in_place_of, in_shapeless_trace
-from .._recurrence.gated_delta import gated_delta, prepare
-from .._recurrence.rules import choose
-from .._recurrence.ssd import explain as explain_ssd
+from .._recurrence.gated_delta import gated_delta
 from .._recurrence.ssd import ssd
 from .._replay import capture
 from . import drafts, stand_ins
@@ -28,18 +27,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+@cache  # of a function one that has a cache
 def _gated_delta(theirs: Callable[..., Any], *, chunked: bool = False) -> Callable[..., Any]:
     """mlx-lm's loop over time, or mlx-vlm's scan of chunks, whose state is float32."""
 
+    @cached
     @in_place_of(theirs)
     def ops(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, mask: Any = None, *more: Any, **named: Any) -> Any:
         if any(each is not None for each in (*more, *named.values())):  # states in between, or how long chunks are
             return None
-        if choose(prepare(q, k, v, g, beta, state=state, mask=mask), resolve(None)).engine == "upstream":
+        call = gated_delta.prepare(q, k, v, g, beta, state=state, mask=mask)
+        if call.choice.engine == "upstream":
             return None
 
         def compute() -> Any:
-            y, last = gated_delta(q, k, v, g, beta, state=state, mask=mask)
+            y, last = call.result()
             if chunked:
                 return y.astype(v.dtype), last.astype(mx.float32)
             kept = last.dtype if state is None else promoted(state.dtype, *(each.dtype for each in (k, v, g, beta)))
@@ -50,9 +52,11 @@ def _gated_delta(theirs: Callable[..., Any], *, chunked: bool = False) -> Callab
     return ops
 
 
+@cache
 def _ssm(theirs: Callable[..., Any], *, masks: bool = True) -> Callable[..., Any]:
     """mlx-lm's scan of Mamba-2, 256 tokens at a time. ``masks``: whether tokens that are masked leave the state as it is, as here."""
 
+    @cached
     @in_place_of(theirs)
     def attn(
         x: Any,
@@ -75,11 +79,12 @@ def _ssm(theirs: Callable[..., Any], *, masks: bool = True) -> Callable[..., Any
         if lengths is not None:
             within = mx.arange(x.shape[1]) < lengths[:, None]
             seen = within if mask is None else mx.logical_and(within, mask)
-        if explain_ssd(x, lasting, decay, B, C, state=state, mask=seen).engine == "upstream":
+        call = ssd.prepare(x, lasting, decay, B, C, state=state, mask=seen)
+        if call.choice.engine == "upstream":
             return None
 
         def compute() -> Any:
-            y, last = ssd(x, lasting, decay, B, C, state=state, mask=seen)
+            y, last = call.result()
             return y.astype(x.dtype) + x * D.reshape(1, 1, x.shape[2], 1), last
 
         return compute
@@ -96,8 +101,9 @@ def _quantized_attention(theirs: Callable[..., Any]) -> Callable[..., Any]:
         seen = None if step is None else step.seen(queries, q_keys[0], mask)
         if isinstance(scale, (int, float)) and not in_shapeless_trace():
             with contextlib.suppress(Refused):  # mlx-lm says itself what is wrong with the arguments
-                options = {"mask": mask} if seen is None else seen
-                y: Any = quantized.attend(queries, *q_keys, *q_values, group_size=group_size, bits=bits, scale=scale, **options)
+                (k, k_scales, k_biases), (v, v_scales, v_biases) = q_keys, q_values
+                options = {"k_biases": k_biases, "v_biases": v_biases, "group_size": group_size, "bits": bits, "scale": scale}
+                y: Any = quantized.attend(queries, k, k_scales, v, v_scales, **options, **({"mask": mask} if seen is None else seen))
                 dtype = promoted(queries.dtype, q_keys[1].dtype, q_values[1].dtype)
                 return y if y.dtype == dtype else y.astype(dtype)
         return theirs(queries, q_keys, q_values, scale=scale, mask=mask, group_size=group_size, bits=bits)
@@ -105,7 +111,7 @@ def _quantized_attention(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return attention
 
 
-PLACES = {
+PLACES: dict[tuple[str, str], Callable[..., Callable[..., Any]]] = {
     ("mlx_lm.models.base", "quantized_scaled_dot_product_attention"): _quantized_attention,
     ("mlx_lm.models.gated_delta", "gated_delta_ops"): _gated_delta,
     ("mlx_lm.models.ssm", "ssm_attn"): _ssm,

@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from .._common.gradients import with_gradients
 from .._loader import native
+from .._operation import Call as AnyCall
 from .backward import gradients
 from .composed import composed
-from .rules import choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from .._common.choice import Choice
     from .rules import Call
+
+RESULTS = "tuple[mx.array, mx.array]"
 
 upstream_gated_delta = mx.fast.gated_delta_update
 
 
-def run(call: Call, stream: mx.Stream, *, delta: bool) -> tuple[mx.array, mx.array]:
-    """y, and the state after the last token, by the engine that the rules choose; ``delta``: the gated delta rule."""
-    engine = choose(call, stream).engine
-    if engine != "upstream":
-        return fused(call, stream, delta=delta, chunked=engine == "chunked")
-    shape = (call.sequences, *call.v.shape[2:], call.k.shape[3])
-    if 0 in (*call.v.shape, *shape):
-        return mx.zeros(call.v.shape, call.v.dtype), mx.zeros(shape, mx.float32) if call.state is None else call.state
-    return by_upstream(call) if delta and call.offsets is None else unfused(call, delta=delta)
+@dataclass(slots=True)
+class LinearAttentionCall(AnyCall[tuple[mx.array, mx.array]]):
+    """A call of linear attention: y, and the state after the last token."""
+
+    arrays: Call
+    choice: Choice
+    stream: mx.Stream
+    delta: bool  # by the gated delta rule
+    through: mx.array | None = None  # how much of v is added to y
+
+    def result(self) -> tuple[mx.array, mx.array]:
+        call, engine, on, delta = self.arrays, self.choice.engine, self.stream, self.delta
+        with mx.stream(on):
+            if engine != "upstream":
+                y, state = fused(call, on, delta=delta, chunked=engine == "chunked")
+            elif 0 in (*call.v.shape, call.sequences, call.k.shape[3]):
+                shape = (call.sequences, *call.v.shape[2:], call.k.shape[3])
+                y, state = mx.zeros(call.v.shape, call.v.dtype), mx.zeros(shape, mx.float32) if call.state is None else call.state
+            else:
+                y, state = by_upstream(call) if delta and call.offsets is None else unfused(call, delta=delta)
+            return (y if self.through is None else y + call.v * self.through[:, None]), state
 
 
 def fused(call: Call, stream: mx.Stream, *, delta: bool, chunked: bool) -> tuple[mx.array, mx.array]:

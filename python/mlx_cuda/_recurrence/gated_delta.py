@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
 from .._common.errors import WrongValue
-from .._loader.graph_cache import cached
-from .fused import run
+from .._operation import operation
+from .fused import RESULTS, LinearAttentionCall
 from .rules import Call, choose, floating, prepared
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
-    from .._common.choice import Choice
 
 
-@cached
+@operation(RESULTS)
 def gated_delta(
     q: mx.array,
     k: mx.array,
@@ -30,7 +29,7 @@ def gated_delta(
     mask: mx.array | None = None,
     cu_seqlens: mx.array | None = None,
     stream: StreamOrDevice = None,
-) -> tuple[mx.array, mx.array]:
+) -> LinearAttentionCall:
     """The gated delta rule of "Gated Delta Networks" (arXiv:2412.06464), as Qwen 3 Next and Qwen 3.5 use it, token after token::
 
         S = g[t] * S
@@ -64,41 +63,20 @@ def gated_delta(
     """
     on = resolve(stream)
     with mx.stream(on):
-        return run(prepare(q, k, v, g, beta, state=state, mask=mask, cu_seqlens=cu_seqlens), on, delta=True)
-
-
-def explain(*arguments: Any, stream: StreamOrDevice = None, **options: Any) -> Choice:
-    """Who computes :func:`gated_delta` for these arguments."""
-    on = resolve(stream)
-    with mx.stream(on):
-        return choose(prepare(*arguments, **options), on)
-
-
-def prepare(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    g: mx.array,
-    beta: mx.array,
-    *,
-    state: mx.array | None = None,
-    mask: mx.array | None = None,
-    cu_seqlens: mx.array | None = None,
-) -> Call:
-    """The arguments checked, and in the dtypes that are computed with."""
-    require_arrays(
-        "gated_delta", ("state", "mask", "cu_seqlens"), q=q, k=k, v=v, g=g, beta=beta, state=state, mask=mask, cu_seqlens=cu_seqlens
-    )
-    _check(q.shape, k.shape, v.shape, g.shape, beta.shape)
-    dtype = floating("gated_delta", q.dtype, k.dtype, v.dtype)
-    if cu_seqlens is not None:
-        if q.shape[0] != 1 or cu_seqlens.ndim != 1 or cu_seqlens.size == 0:
-            raise WrongValue(
-                "[gated_delta] cu_seqlens must have the shape (sequences + 1,), and q a batch of 1, "
-                f"got {shape_text(cu_seqlens.shape, q.shape)}."
-            )
-        cu_seqlens = check_array("gated_delta", "cu_seqlens", cu_seqlens, cu_seqlens.shape, mx.int32)
-    return prepared("gated_delta", Call(q, k, v, g, beta, state, mask, cu_seqlens), dtype)
+        require_arrays(
+            "gated_delta", ("state", "mask", "cu_seqlens"), q=q, k=k, v=v, g=g, beta=beta, state=state, mask=mask, cu_seqlens=cu_seqlens
+        )
+        _check(q.shape, k.shape, v.shape, g.shape, beta.shape)
+        dtype = floating("gated_delta", q.dtype, k.dtype, v.dtype)
+        if cu_seqlens is not None:
+            if q.shape[0] != 1 or cu_seqlens.ndim != 1 or cu_seqlens.size == 0:
+                raise WrongValue(
+                    "[gated_delta] cu_seqlens must have the shape (sequences + 1,), and q a batch of 1, "
+                    f"got {shape_text(cu_seqlens.shape, q.shape)}."
+                )
+            cu_seqlens = check_array("gated_delta", "cu_seqlens", cu_seqlens, cu_seqlens.shape, mx.int32)
+        call = prepared("gated_delta", Call(q, k, v, g, beta, state, mask, cu_seqlens), dtype)
+        return LinearAttentionCall(call, choose(call, on), on, delta=True)
 
 
 @lru_cache(CACHED_SHAPES)

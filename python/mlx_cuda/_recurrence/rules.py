@@ -70,32 +70,52 @@ def prepared(operation: str, call: Call, dtype: mx.Dtype) -> Call:
     return Call(q, k, v, g, beta, state, mask, call.offsets)
 
 
+class LinearCase(NamedTuple):
+    """A call, as far as the choice depends on it."""
+
+    tokens: int
+    key: int
+    value: int
+    dtypes: tuple[str, str, str]  # of v, g and beta
+    channels: bool  # each has a decay of its own
+    packed: bool
+    empty: bool
+    capability: tuple[int, int]
+
+
 def choose(call: Call, stream: mx.Stream) -> Choice:
     """Who computes a call."""
     engine = native.engine(stream)
     if isinstance(engine, str):
         return Choice("upstream", engine)
-    dtypes = {dtype_name(each.dtype) for each in (call.v, call.g, call.beta)}
-    key = call.k.shape[3]
+    k, v = call.k.shape, call.v.shape
+    dtypes = dtype_name(call.v.dtype), dtype_name(call.g.dtype), dtype_name(call.beta.dtype)
+    empty = 0 in v or 0 in k or call.sequences == 0
+    return choose_linear(LinearCase(v[1], k[3], v[3], dtypes, call.g.ndim == 4, call.offsets is not None, empty, engine.capability))
+
+
+@lru_cache(1024)
+def choose_linear(case: LinearCase) -> Choice:
+    """The kernels for chunks of tokens, else those that go from token to token, else MLX."""
     against = first_reason((
-        (engine.capability < OLDEST_GPU, f"our kernels run on {sm(OLDEST_GPU)} and newer"),
-        (0 in (*call.v.shape, *call.k.shape, call.sequences), "there is nothing to compute"),
-        (not dtypes <= {*NATIVE}, f"our kernel takes {', '.join(NATIVE)}"),
-        (key % 8 != 0 or key > LARGEST_KEY, f"our kernel takes keys of a multiple of 8 elements, up to {LARGEST_KEY}"),
+        (case.capability < OLDEST_GPU, f"our kernels run on {sm(OLDEST_GPU)} and newer"),
+        (case.empty, "there is nothing to compute"),
+        (not {*case.dtypes} <= {*NATIVE}, f"our kernel takes {', '.join(NATIVE)}"),
+        (case.key % 8 != 0 or case.key > LARGEST_KEY, f"our kernel takes keys of a multiple of 8 elements, up to {LARGEST_KEY}"),
         (
-            call.g.ndim == 4 and key > CHUNKED_KEY and call.v.shape[1] > MOST_FEW and engine.capability in SMALL_SHARED_MEMORY,
-            f"{sm(engine.capability)} has too little memory for decays of channels and keys of {key} elements",
+            case.channels and case.key > CHUNKED_KEY and case.tokens > MOST_FEW and case.capability in SMALL_SHARED_MEMORY,
+            f"{sm(case.capability)} has too little memory for decays of channels and keys of {case.key} elements",
         ),
     ))  # fmt: skip
     if against:
         return Choice("upstream", against)
     token_by_token = first_reason((
-        (call.v.dtype == mx.float32, "in float32"),
-        (call.g.ndim == 4, "each channel has a decay of its own"),
-        (call.offsets is not None, "the sequences are packed"),
-        (key > CHUNKED_KEY, f"chunks have keys of {CHUNKED_KEY} elements at most"),
-        (call.v.shape[3] % 8 != 0, "chunks have values of a multiple of 8 elements"),
-        (call.v.shape[1] < FEWEST_CHUNKED, f"there are fewer than {FEWEST_CHUNKED} tokens"),
+        (case.dtypes[0] == "float32", "in float32"),
+        (case.channels, "each channel has a decay of its own"),
+        (case.packed, "the sequences are packed"),
+        (case.key > CHUNKED_KEY, f"chunks have keys of {CHUNKED_KEY} elements at most"),
+        (case.value % 8 != 0, "chunks have values of a multiple of 8 elements"),
+        (case.tokens < FEWEST_CHUNKED, f"there are fewer than {FEWEST_CHUNKED} tokens"),
     ))  # fmt: skip
     if token_by_token:
         return Choice("recurrent", f"token by token: {token_by_token}")

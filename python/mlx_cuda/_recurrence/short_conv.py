@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
@@ -11,7 +11,8 @@ from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, require_arr
 from .._common.choice import HALF, OLDEST_GPU, Choice, first_reason, sm
 from .._common.errors import WrongValue
 from .._loader import native
-from .._loader.graph_cache import cached
+from .._operation import DirectCall, operation
+from .fused import RESULTS
 from .rules import floating
 
 if TYPE_CHECKING:
@@ -41,7 +42,16 @@ class Call(NamedTuple):
     padded: bool  # otherwise the rows before are the first of x, which has those of several tokens
 
 
-@cached
+class ConvCase(NamedTuple):
+    """A call, as far as the choice depends on it."""
+
+    shape: Shape  # of x
+    taps: int
+    dtype: str
+    capability: tuple[int, int]
+
+
+@operation(RESULTS)
 def short_conv(
     x: mx.array,
     weight: mx.array,
@@ -50,7 +60,7 @@ def short_conv(
     state: mx.array | None = None,
     activation: Activation | None = None,
     stream: StreamOrDevice = None,
-) -> tuple[mx.array, mx.array]:
+) -> DirectCall[tuple[mx.array, mx.array]]:
     """A causal convolution of each channel with its own few taps, for prompts and for tokens that follow::
 
         rows = concatenate([state, x], axis=1)
@@ -79,39 +89,20 @@ def short_conv(
     """
     on = resolve(stream)
     with mx.stream(on):
-        call = prepare(x, weight, bias=bias, state=state, activation=activation)
-        if choose(call, on).engine == "direct":
-            return native.module(on).short_conv(*call, on)
-        return _composed(call)
-
-
-def explain(*arguments: Any, stream: StreamOrDevice = None, **options: Any) -> Choice:
-    """Who computes :func:`short_conv` for these arguments."""
-    on = resolve(stream)
-    with mx.stream(on):
-        return choose(prepare(*arguments, **options), on)
-
-
-def prepare(
-    x: mx.array,
-    weight: mx.array,
-    *,
-    bias: mx.array | None = None,
-    state: mx.array | None = None,
-    activation: Activation | None = None,
-) -> Call:
-    """The arguments checked, and in the dtype that is computed with."""
-    require_arrays("short_conv", ("bias", "state"), x=x, weight=weight, bias=bias, state=state)
-    _check(x.shape, weight.shape)
-    if activation not in (None, "silu"):
-        raise WrongValue(f"[short_conv] activation must be 'silu' or None, got {activation!r}.")
-    dtype = floating("short_conv", x.dtype, weight.dtype)
-    channels, taps = weight.shape[:2]
-    if bias is not None:
-        bias = check_array("short_conv", "bias", bias, (channels,), dtype)
-    if state is not None:
-        state = check_array("short_conv", "state", state, (x.shape[0], taps - 1, channels), dtype)
-    return Call(x.astype(dtype), weight.astype(dtype).reshape(channels, taps, 1), bias, state, silu=activation is not None, padded=True)
+        require_arrays("short_conv", ("bias", "state"), x=x, weight=weight, bias=bias, state=state)
+        _check(x.shape, weight.shape)
+        if activation not in (None, "silu"):
+            raise WrongValue(f"[short_conv] activation must be 'silu' or None, got {activation!r}.")
+        dtype = floating("short_conv", x.dtype, weight.dtype)
+        channels, taps = weight.shape[:2]
+        if bias is not None:
+            bias = check_array("short_conv", "bias", bias, (channels,), dtype)
+        if state is not None:
+            state = check_array("short_conv", "state", state, (x.shape[0], taps - 1, channels), dtype)
+        weight = weight.astype(dtype).reshape(channels, taps, 1)
+        call = Call(x.astype(dtype), weight, bias, state, silu=activation is not None, padded=True)
+        choice = choose(call, on)
+        return DirectCall(choice, native.module(on).short_conv if choice.engine == "direct" else None, _composed, call, on)
 
 
 @lru_cache(CACHED_SHAPES)
@@ -125,24 +116,31 @@ def choose(call: Call, stream: mx.Stream) -> Choice:
     engine = native.engine(stream)
     if isinstance(engine, str):
         return Choice("upstream", engine)
-    channels, taps = call.weight.shape[:2]
-    one = call.x.shape[1] == 1
+    return choose_conv(ConvCase(call.x.shape, call.weight.shape[1], dtype_name(call.x.dtype), engine.capability))
+
+
+@lru_cache(1024)
+def choose_conv(case: ConvCase) -> Choice:
+    """Our kernel, else MLX's operations."""
+    (batch, tokens, channels), taps = case.shape, case.taps
+    one = tokens == 1
     against = first_reason((
-        (engine.capability < OLDEST_GPU, f"our kernel runs on {sm(OLDEST_GPU)} and newer"),
-        (0 in call.x.shape, "there is nothing to compute"),
-        (dtype_name(call.x.dtype) not in HALF, f"our kernel takes {' and '.join(HALF)}"),
+        (case.capability < OLDEST_GPU, f"our kernel runs on {sm(OLDEST_GPU)} and newer"),
+        (0 in case.shape, "there is nothing to compute"),
+        (case.dtype not in HALF, f"our kernel takes {' and '.join(HALF)}"),
         (channels % 2 != 0, "our kernel takes an even number of channels"),
         (not 2 <= taps <= MOST_TAPS, f"our kernel takes 2 to {MOST_TAPS} taps"),
         (not one and channels % 8 != 0, "our kernel for several tokens takes a multiple of 8 channels"),
         (not one and taps not in TAPS, f"our kernel for several tokens takes {' or '.join(map(str, TAPS))} taps"),
-        (call.x.shape[0] > LARGEST_BATCH, f"our kernel takes {LARGEST_BATCH} sequences at most"),
+        (batch > LARGEST_BATCH, f"our kernel takes {LARGEST_BATCH} sequences at most"),
         (channels > MOST_CHANNELS, f"our kernel takes {MOST_CHANNELS} channels at most"),
     ))  # fmt: skip
     return Choice("upstream", against) if against else Choice("direct", "each channel with its own taps, in one pass")
 
 
-def _composed(call: Call) -> tuple[mx.array, mx.array]:
-    x, weight, bias, state, silu, _ = call
+def _composed(
+    x: mx.array, weight: mx.array, bias: mx.array | None, state: mx.array | None, silu: bool, _: bool
+) -> tuple[mx.array, mx.array]:
     kept, channels = weight.shape[1] - 1, x.shape[2]
     rows = mx.concatenate([mx.zeros((x.shape[0], kept, channels), x.dtype) if state is None else state, x], axis=1)
     y = upstream_conv1d(rows, weight, groups=channels) if x.size else x
@@ -152,16 +150,9 @@ def _composed(call: Call) -> tuple[mx.array, mx.array]:
 
 
 def depthwise(
-    x: mx.array,
-    weight: mx.array,
-    /,
-    stride: int = 1,
-    padding: int = 0,
-    dilation: int = 1,
-    groups: int = 1,
-    *,
+    x: mx.array, weight: mx.array, /, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1, *,
     stream: StreamOrDevice = None,
-) -> Callable[[], mx.array] | None:
+) -> Callable[[], mx.array] | None:  # fmt: skip
     """What computes :func:`mlx.core.conv1d` of these arguments, if it is the convolution of a prompt that our kernel computes faster.
 
     That of one token is left to MLX: a recorded step has a kernel for it and for what comes after.

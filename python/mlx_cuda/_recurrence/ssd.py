@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
 from .._common.errors import WrongValue
-from .._loader.graph_cache import cached
-from .fused import run
+from .._operation import operation
+from .fused import RESULTS, LinearAttentionCall
 from .rules import Call, choose, floating, prepared
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
-    from .._common.choice import Choice
 
 
-@cached
+@operation(RESULTS)
 def ssd(
     x: mx.array,
     dt: mx.array,
@@ -30,7 +29,7 @@ def ssd(
     state: mx.array | None = None,
     mask: mx.array | None = None,
     stream: StreamOrDevice = None,
-) -> tuple[mx.array, mx.array]:
+) -> LinearAttentionCall:
     """The state space model of Mamba-2, "Transformers are SSMs" (arXiv:2405.21060), token after token::
 
         S = exp(dt[t] * a) * S + dt[t] * x[t] * b[t].T
@@ -59,36 +58,13 @@ def ssd(
     """
     on = resolve(stream)
     with mx.stream(on):
-        call = prepare(x, dt, a, b, c, state=state, mask=mask)
-        if d is not None:
-            d = check_array("ssd", "d", d, a.shape, call.v.dtype)
-        y, state = run(call, on, delta=False)
-        return (y if d is None else y + call.v * d[:, None]), state
-
-
-def explain(*arguments: Any, d: mx.array | None = None, stream: StreamOrDevice = None, **options: Any) -> Choice:  # noqa: ARG001
-    """Who computes :func:`ssd` for these arguments."""
-    on = resolve(stream)
-    with mx.stream(on):
-        return choose(prepare(*arguments, **options), on)
-
-
-def prepare(
-    x: mx.array,
-    dt: mx.array,
-    a: mx.array,
-    b: mx.array,
-    c: mx.array,
-    *,
-    state: mx.array | None = None,
-    mask: mx.array | None = None,
-) -> Call:
-    """The arguments checked, as those of linear attention: c, b and x are its queries, keys and values."""
-    require_arrays("ssd", ("state", "mask"), x=x, dt=dt, a=a, b=b, c=c, state=state, mask=mask)
-    _check(x.shape, dt.shape, a.shape, b.shape, c.shape)
-    dtype = floating("ssd", x.dtype, b.dtype, c.dtype)
-    decay = mx.exp(dt.astype(mx.float32) * a.astype(mx.float32))
-    return prepared("ssd", Call(c, b, x, decay, dt, state, mask, None), dtype)
+        require_arrays("ssd", ("state", "mask"), x=x, dt=dt, a=a, b=b, c=c, state=state, mask=mask)
+        _check(x.shape, dt.shape, a.shape, b.shape, c.shape)
+        dtype = floating("ssd", x.dtype, b.dtype, c.dtype)
+        decay = mx.exp(dt.astype(mx.float32) * a.astype(mx.float32))
+        call = prepared("ssd", Call(c, b, x, decay, dt, state, mask, None), dtype)  # their queries, keys and values are c, b and x
+        d = None if d is None else check_array("ssd", "d", d, a.shape, call.v.dtype)
+        return LinearAttentionCall(call, choose(call, on), on, delta=False, through=d)
 
 
 @lru_cache(CACHED_SHAPES)

@@ -1,0 +1,87 @@
+"""What an operation is: a signature with its documentation, and what prepares a call, which tells who computes it without computing it."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
+
+import mlx.core as mx
+
+from ._loader.graph_cache import cached, growing, valid_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ._common.choice import Choice
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+C_co = TypeVar("C_co", bound="Call[Any]", covariant=True)
+
+
+class Call(Protocol[R_co]):
+    """A call, checked, and who computes it."""
+
+    choice: Choice
+
+    @property
+    def sizes(self) -> tuple[int, int] | None:
+        """The fewest and the most of the growing axes with which a call that is otherwise the same has the same graph; None: its own."""
+        return None
+
+    def result(self) -> R_co:
+        """The result, by whoever is chosen."""
+
+    def kernel(self) -> str:
+        """The source and the kernel of ours that compute the call, where the native module can tell."""
+        return ""
+
+
+@dataclass(slots=True)
+class DirectCall(Call[R]):
+    """A call of one function of the native module, or of the same of MLX's operations."""
+
+    choice: Choice
+    native: Callable[..., R] | None  # if that computes it
+    composed: Callable[..., R]
+    arguments: tuple[Any, ...]  # of either
+    stream: mx.Stream
+
+    def result(self) -> R:
+        if self.native is not None:
+            return self.native(*self.arguments, self.stream)
+        with mx.stream(self.stream):
+            return self.composed(*self.arguments)
+
+
+class Operation(Protocol[P, C_co]):
+    """What gives the results of calls, and the function that prepares them."""
+
+    @property
+    def prepare(self) -> Callable[P, C_co]: ...
+
+    def __call__(self: Operation[P, Call[R]], *arguments: P.args, **options: P.kwargs) -> R: ...
+
+
+def operation(returns: str = "mx.array", **axes: int) -> Callable[[Callable[P, C_co]], Operation[P, C_co]]:
+    """Decorate what prepares calls: it becomes the operation of its name, parameters and documentation.
+
+    ``returns`` is what the signature says of results, and ``axes`` are those that :func:`growing` takes.
+    """
+
+    def made(prepare: Callable[P, C_co]) -> Operation[P, C_co]:
+        @wraps(prepare)
+        def compute(*arguments: P.args, **options: P.kwargs) -> Any:
+            call = prepare(*arguments, **options)
+            if axes and (sizes := call.sizes) is not None:
+                valid_for(*sizes)
+            return call.result()
+
+        found = cached(growing(**axes)(compute))
+        vars(found).update(prepare=prepare, __signature__=inspect.signature(prepare).replace(return_annotation=returns))
+        return cast("Operation[P, C_co]", found)
+
+    return made
