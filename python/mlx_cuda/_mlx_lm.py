@@ -18,7 +18,7 @@ from ._common.copies import is_being_imported, known_as, modules_of, package_of
 from ._common.errors import Refused
 from ._decoding import drafts, recording
 from ._loader.graph_cache import cached
-from ._loader.replacing import in_place_of, in_shapeless_trace
+from ._loader.replacing import Prepared, in_place_of, in_shapeless_trace
 from ._recurrence.gated_delta import gated_delta
 from ._recurrence.ssd import ssd
 
@@ -46,7 +46,7 @@ def _gated_delta(theirs: Callable[..., Any], *, chunked: bool = False) -> Callab
             kept = last.dtype if state is None else promoted(state.dtype, *(each.dtype for each in (k, v, g, beta)))
             return y.astype(q.dtype), last.astype(kept)
 
-        return compute
+        return Prepared(compute)
 
     return ops
 
@@ -70,7 +70,7 @@ def _ssm(theirs: Callable[..., Any], *, masks: bool = True) -> Callable[..., Any
         mask: Any = None,
         lengths: Any = None,
         step: int = 256,  # noqa: ARG001  (theirs has it, for memory alone)
-    ) -> Callable[[], Any] | None:
+    ) -> Prepared | None:
         if not masks and (mask is not None or lengths is not None):
             return None
         lasting = theirs.__globals__["compute_dt"](dt, dt_bias, time_step_limit)
@@ -86,7 +86,7 @@ def _ssm(theirs: Callable[..., Any], *, masks: bool = True) -> Callable[..., Any
             y, last = call.result()
             return y.astype(x.dtype) + x * D.reshape(1, 1, x.shape[2], 1), last
 
-        return compute
+        return Prepared(compute)
 
     return attn
 
