@@ -10,18 +10,16 @@ import mlx.core as mx
 from ._common.arrays import require_arrays, resolve
 from ._common.choice import Choice
 from ._loader import native
-from ._loader.replacing import in_place_of
+from ._loader.replacing import Prepared, in_place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ._common.arrays import StreamOrDevice
 
 upstream_all_sum = mx.distributed.all_sum
 
 
 @in_place_of(upstream_all_sum)
-def patched_all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> Callable[[], mx.array] | None:
+def patched_all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> Prepared | None:
     on = resolve(stream)
     engine = native.engine(on)
     if isinstance(engine, str) or not isinstance(x, mx.array) or not (group is None or isinstance(group, mx.distributed.Group)):
@@ -31,7 +29,7 @@ def patched_all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDe
         found = engine.module.all_sum(x, mx.distributed.init() if group is None else group, on)
         return upstream_all_sum(x, group=group, stream=stream) if found is None else found
 
-    return compute
+    return Prepared(compute)
 
 
 def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> mx.array:

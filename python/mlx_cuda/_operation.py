@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 import mlx.core as mx
 
-from ._loader.graph_cache import cached, growing, valid_for
+from ._loader.graph_cache import cached, growing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,13 +75,9 @@ def operation(returns: str = "mx.array", **axes: int) -> Callable[[Callable[P, C
     def made(prepare: Callable[P, C_co]) -> Operation[P, C_co]:
         @wraps(prepare)
         def compute(*arguments: P.args, **options: P.kwargs) -> Any:
-            call = prepare(*arguments, **options)
-            if axes and (sizes := call.sizes) is not None:
-                valid_for(*sizes)
-            return call.result()
+            return prepare(*arguments, **options).result()
 
-        found = cached(growing(**axes)(compute))
-        vars(found).update(prepare=prepare, __signature__=inspect.signature(prepare).replace(return_annotation=returns))
-        return cast("Operation[P, C_co]", found)
+        vars(compute).update(prepare=prepare, __signature__=inspect.signature(prepare).replace(return_annotation=returns))
+        return cast("Operation[P, C_co]", cached(growing(**axes)(compute)))
 
     return made

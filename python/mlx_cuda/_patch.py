@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import mlx.core as mx
 
@@ -19,8 +19,8 @@ from ._invariant import mlx_lm as invariant_mlx_lm
 from ._invariant import products, refused
 from ._invariant.state import marking, refusal, refusing, setting
 from ._loader import native
-from ._loader.graph_cache import batches_go_to, cached, growing, natively, valid_for
-from ._loader.replacing import in_place_of
+from ._loader.graph_cache import batches_go_to, cached, growing, natively
+from ._loader.replacing import Prepared, in_place_of
 from ._matmul.batches import product_of_batches, upstream_quantized_matmul
 from ._matmul.gather import gather_mm, gather_qmm, misread_by_mlx
 from ._matmul.quantized import OURS as OUR_PRODUCTS
@@ -52,25 +52,23 @@ def _attention(
     sinks: mx.array | None = None,
     force_fused: bool = False,
     stream: StreamOrDevice = None,
-) -> Callable[[], mx.array] | None:
+) -> Call[Any] | Prepared | None:
     """As :func:`mlx_cuda.attention`, ours gives zeros to a query that sees no key. MLX's takes less of its other arguments."""
     if not hasattr(scale, "__float__") or not isinstance(force_fused, bool):
         return None
     if sinks is not None and promoted(sinks.dtype, dtype := promoted(q.dtype, k.dtype, v.dtype)) != dtype:
         return None
     call = prepare(q, k, v, scale=scale, mask=mask, sinks=sinks, force_fused=force_fused, stream=stream)
-    if (sizes := call.sizes) is not None:
-        valid_for(*sizes)
-    return cast("Callable[[], mx.array]", call.result) if call.choice.engine in OURS or not call.at_once else None
+    return call if call.choice.engine in OURS or not call.at_once else Prepared(None, call.sizes)
 
 
 def _product(ours: Operation[..., Call[mx.array]], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """MLX's function of a matrix product, which leaves to us what our kernels take."""
 
     @in_place_of(upstream)
-    def product(*arguments: Any, **options: Any) -> Callable[[], mx.array] | None:
+    def product(*arguments: Any, **options: Any) -> Call[mx.array] | None:
         call = ours.prepare(*arguments, **options)
-        return call.result if call.choice.engine in OUR_PRODUCTS or misread_by_mlx(call) else None
+        return call if call.choice.engine in OUR_PRODUCTS or misread_by_mlx(call) else None
 
     return product
 
@@ -79,7 +77,7 @@ def _product(ours: Operation[..., Call[mx.array]], upstream: Callable[..., mx.ar
 @in_place_of(upstream_gated_delta)
 def _gated_delta_update(
     q: Any, k: Any, v: Any, gamma: Any, beta: Any, initial_state: Any = None, mask: Any = None, stream: StreamOrDevice = None
-) -> Callable[[], Any] | None:
+) -> Prepared | None:
     call = gated_delta.prepare(q, k, v, gamma, beta, state=initial_state, mask=mask, stream=stream)
     if call.choice.engine == "upstream":
         return None
@@ -88,7 +86,7 @@ def _gated_delta_update(
         y, state = call.result()
         return y.astype(promoted(q.dtype, k.dtype), stream=call.stream), state
 
-    return compute
+    return Prepared(compute)
 
 
 @wraps(upstream_gated_delta)

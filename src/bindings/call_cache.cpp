@@ -6,6 +6,7 @@
 #include <mlx/device.h>
 #include <mlx/ops.h>
 #include <mlx/stream.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
@@ -42,6 +43,7 @@ struct CachedFunction {
   nb::object function;
   nb::object of_batches;  // what calls go to whose second argument is a batch of matrices; None: they are as others
   nb::object upstream;    // what calls of a shapeless trace go to; None: they are as others
+  nb::object prepare;     // gives what has the result, and says for which sizes the graph would be the same; None: there is no such
   std::vector<GrowingAxis> growing;
   std::uint64_t number;
   std::string name;
@@ -92,7 +94,6 @@ struct Entry {
 std::atomic<std::uint64_t> functions_made = 0;
 std::atomic<std::uint64_t> generation = 0;  // of the rules by which Python builds graphs
 thread_local LruCache<std::vector<Entry>> cache{kMostKeys};
-thread_local Sizes valid{};  // for which sizes the graph holds that Python is building
 
 // The stream that MLX's own operations would run on.
 mx::Stream stream_of(const StreamOrDevice& given) {
@@ -290,20 +291,18 @@ nb::object call_python(const nb::object& function, const Arguments& in) {
   return function(*positions, **options);
 }
 
-// While Python computes a call: its own word on sizes, and then again that of the call it is part of.
-class Validity {
- public:
-  explicit Validity(Sizes sizes) : outer_(std::exchange(valid, sizes)) {}
-  Validity(const Validity&) = delete;
-  ~Validity() {
-    valid = outer_;
+// The result by Python, and for which sizes of its growing axes the graph holds.
+std::pair<nb::object, Sizes> computed(const CachedFunction& function, const Arguments& in, int size) {
+  if (function.prepare.is_none()) {
+    return {call_python(function.function, in), {size, size}};
   }
+  const nb::object prepared = call_python(function.prepare, in);
+  const nb::object said = function.growing.empty() ? nb::none() : prepared.attr("sizes");
+  const auto [fewest, most] = said.is_none() ? std::pair(size, size) : nb::cast<std::pair<int, int>>(said);
+  return {prepared.attr("result")(), {fewest, most}};
+}
 
- private:
-  Sizes outer_;
-};
-
-void keep(CallKey& key, nb::handle result) {
+void keep(CallKey& key, nb::handle result, Sizes sizes) {
   const bool is_tuple = PyTuple_CheckExact(result.ptr());
   std::vector<const mx::array*> results;
   for (std::size_t i = 0; i < (is_tuple ? nb::len(result) : 1); ++i) {
@@ -317,12 +316,12 @@ void keep(CallKey& key, nb::handle result) {
   if (!graph) {
     return;
   }
-  const bool as_python_says = valid.hold(key.size()) && graph->one_step_reads(key.growing());
+  const bool as_python_says = sizes.hold(key.size()) && graph->one_step_reads(key.growing());
   auto& entries = cache.get(key.bytes(), [] { return std::vector<Entry>(); });
   if (entries.size() == kMostEntries) {
     entries.pop_back();
   }
-  entries.insert(entries.begin(), {as_python_says ? valid : Sizes{key.size(), key.size()}, std::move(*graph), is_tuple});
+  entries.insert(entries.begin(), {as_python_says ? sizes : Sizes{key.size(), key.size()}, std::move(*graph), is_tuple});
 }
 
 nb::object repeat(const Entry& entry, std::vector<const mx::array*>& values) {
@@ -364,10 +363,9 @@ nb::object lookup(const CachedFunction& function, const Arguments& in) {
       }
     }
   }
-  const Validity validity({key.size(), key.size()});
-  nb::object result = call_python(function.function, in);
+  auto [result, sizes] = computed(function, in, key.size());
   if (cacheable) {
-    keep(key, result);
+    keep(key, result, sizes);
   }
   return result;
 }
@@ -386,13 +384,15 @@ PyObject* call(PyObject* self, PyObject* const* values, Py_ssize_t positions, Py
 }
 
 // The function, in C: no frame of Python, and no tuple or dict of the arguments, is between its caller and the cache.
-nb::object cached(nb::object function, std::vector<GrowingAxis> growing, nb::object of_batches, nb::object upstream) {
+nb::object cached(
+    nb::object function, std::vector<GrowingAxis> growing, nb::object of_batches, nb::object upstream, nb::object prepare) {
   auto name = nb::cast<std::string>(function.attr("__name__"));
   const nb::object doc = function.attr("__doc__");
   std::string text = doc.is_none() ? "" : nb::cast<std::string>(doc);
   const nb::object home = function.attr("__module__");
-  auto* made = new CachedFunction{std::move(function), std::move(of_batches), std::move(upstream), std::move(growing),
-                                  functions_made++,    std::move(name),       std::move(text),     {}};
+  auto* made = new CachedFunction{std::move(function), std::move(of_batches), std::move(upstream),
+                                  std::move(prepare),  std::move(growing),    functions_made++,
+                                  std::move(name),     std::move(text),       {}};
   const nb::capsule self(made, [](void* owned) noexcept { delete static_cast<CachedFunction*>(owned); });
   const auto address = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call));
   made->definition = {made->name.c_str(), address, METH_FASTCALL | METH_KEYWORDS, made->text.c_str()};
@@ -408,12 +408,10 @@ void forget_calls() {
 void bind_call_cache(nb::module_& m) {
   m.def(
       "cached", &cached, "function"_a, "growing"_a, "of_batches"_a.none() = nb::none(), "upstream"_a.none() = nb::none(),
+      "prepare"_a.none() = nb::none(),
       "The function, whose calls of equal shapes, dtypes and options are given the graph that the first of them built.");
   m.def("in_shapeless_trace", &in_shapeless_trace, "Whether MLX traces a function for arrays of any size.");
   m.def("forget_calls", &forget_calls, "Has every call be computed by its function again.");
-  m.def(
-      "valid_for", [](int fewest, int most) { valid = {fewest, most}; }, "fewest"_a, "most"_a,
-      "Says, while a cached function computes a call, for which sizes of its growing axes the graph would be the same.");
 }
 
 }  // namespace mlx_cuda

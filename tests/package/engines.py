@@ -39,7 +39,7 @@ class Engines(Products):
         super().__init__()
         self.broken: Callable[[], mx.array] | None = None  # what kernels do in place of their work
         if compiled is not None:
-            self.cached, self.valid_for, self.in_shapeless_trace = compiled.cached, compiled.valid_for, compiled.in_shapeless_trace
+            self.cached, self.in_shapeless_trace = compiled.cached, compiled.in_shapeless_trace
 
     def __getattribute__(self, name: str) -> Any:
         if name in KERNELS and self.broken is not None:

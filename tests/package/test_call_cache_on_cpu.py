@@ -6,6 +6,7 @@ import gc
 import inspect
 import sys
 from functools import partial, wraps
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -26,10 +27,15 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.usefixtures("on_the_cpu"), compiles]
 
 
-class Counted:
-    """A cached function, the plain one, and how often the former called Python."""
+def preparing(function: Callable[..., Any], sizes: tuple[int, int] | None) -> Callable[..., Any]:
+    """Calls of a function that say these sizes."""
+    return lambda *arguments, **options: SimpleNamespace(result=lambda: function(*arguments, **options), sizes=sizes)
 
-    def __init__(self, native: Any, function: Callable[..., Any], **axes: int) -> None:
+
+class Counted:
+    """A cached function, the plain one, and how often the former called Python. ``sizes``: those that a call says."""
+
+    def __init__(self, native: Any, function: Callable[..., Any], sizes: tuple[int, int] | None = None, **axes: int) -> None:
         self.plain, self.calls = function, 0
         places = list(inspect.signature(function).parameters)
 
@@ -37,7 +43,8 @@ class Counted:
             self.calls += 1
             return function(*arguments, **options)
 
-        self.cached = native.cached(counted, [(places.index(name), name, axis) for name, axis in axes.items()])
+        growing = [(places.index(name), name, axis) for name, axis in axes.items()]
+        self.cached = native.cached(counted, growing, prepare=preparing(counted, sizes) if sizes else None)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return self.cached(*arguments, **options)
@@ -367,11 +374,9 @@ def product(native: Any, fewest: int = 0, most: int = 0, *, cast: bool = False) 
     """``c + a @ b``, one primitive whose result does not depend on how many columns a and rows b have."""
 
     def function(c: mx.array, a: mx.array, b: mx.array, factor: float = 1.0) -> mx.array:
-        if most:
-            native.valid_for(fewest, most)
         return mx.addmm(c, a.astype(c.dtype), b.astype(c.dtype), factor) if cast else mx.addmm(c, a, b, factor)
 
-    return Counted(native, function, a=1, b=0)
+    return Counted(native, function, (fewest, most) if most else None, a=1, b=0)
 
 
 def operands(size: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.array, mx.array]:
@@ -408,7 +413,7 @@ def test_a_step_that_has_the_size_makes_a_range_one_size(native: Any) -> None:
     call = product(native, 1, 100, cast=True)
     assert [call.check(*operands(size, mx.float16)) for size in (5, 6, 5)] == [1, 1, 0]
     assert [call.check(*operands(size)) for size in (5, 6, 60)] == [1, 0, 0]  # nothing to cast
-    alone = Counted(native, lambda a: native.valid_for(1, 100) or mx.exp(a), a=0)
+    alone = Counted(native, lambda a: mx.exp(a), (1, 100), a=0)  # noqa: PLW0108  (whose argument has a name)
     assert [alone.check(random((size,))) for size in (5, 6, 5)] == [1, 1, 0]
 
 
@@ -431,22 +436,19 @@ def test_a_word_of_python_is_for_its_own_call(native: Any) -> None:
     inner, plain = product(native, 1, 100), product(native)
 
     def failing(c: mx.array, a: mx.array, b: mx.array) -> mx.array:
-        native.valid_for(1, 100)
         raise RuntimeError("failed")
 
-    def function(c: mx.array, a: mx.array, b: mx.array, *, known: bool) -> mx.array:
-        if known:
-            native.valid_for(4, 6)
+    def function(c: mx.array, a: mx.array, b: mx.array) -> mx.array:
         with pytest.raises(RuntimeError, match="failed"):
-            native.cached(failing, [(1, "a", 1), (2, "b", 0)])(c, a, b)
+            native.cached(failing, [(1, "a", 1), (2, "b", 0)], prepare=preparing(failing, (1, 100)))(c, a, b)
         assert plain(c, a, b).shape == c.shape
         result: mx.array = inner(c, a, b)
         return result
 
-    call = Counted(native, function, a=1, b=0)
-    assert [call.check(*operands(size), known=False) for size in (5, 6, 5)] == [1, 1, 0]
-    assert [call.check(*operands(size), known=True) for size in (5, 6, 7)] == [1, 0, 1]
-    native.valid_for(1, 100)  # outside of any call
+    for sizes, looks in ((None, [1, 1, 0]), ((4, 6), [1, 0, 0])):
+        call = Counted(native, function, sizes, a=1, b=0)
+        assert [call.check(*operands(size)) for size in (5, 6, 5)] == looks
+    assert call.check(*operands(7)) == 1
     assert [plain.check(*operands(size)) for size in (15, 16)] == [1, 1]
 
 

@@ -37,17 +37,17 @@ class Module:
     def in_shapeless_trace(self) -> bool:
         return False
 
-    def cached(self, operation: Callable[..., Any], growing: list[tuple[int, str, int]], *_: Any) -> Callable[..., Any]:
+    def cached(self, operation: Callable[..., Any], growing: list[tuple[int, str, int]], *others: Any) -> Callable[..., Any]:
         self.growing[operation.__name__] = growing
 
         def call(*arguments: Any, **options: Any) -> Any:
             self.calls.append((operation.__name__, arguments, options))
-            return operation(*arguments, **options)
+            prepared = others[2](*arguments, **options)
+            if growing and prepared.sizes is not None:
+                self.said.append(prepared.sizes)
+            return prepared.result()
 
         return call
-
-    def valid_for(self, fewest: int, most: int) -> None:
-        self.said.append((fewest, most))
 
     def cudnn_refusal(self, *_: Any) -> str:
         return ""
@@ -140,11 +140,6 @@ def test_what_python_says_of_other_numbers_of_keys(
     assert module.said[: len(said) + 1] == said
 
 
-def test_nobody_is_told_without_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_native, "loaded", None)
-    graph_cache.valid_for(1)
-
-
 def test_an_operation_goes_by_way_of_the_module_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
 
@@ -156,7 +151,7 @@ def test_an_operation_goes_by_way_of_the_module_that_is_loaded(monkeypatch: pyte
         def cached(self, function: Callable[..., mx.array], growing: list[Any], *others: Any) -> Callable[..., mx.array]:
             assert function is operation
             assert growing == []
-            assert others == (None, None)
+            assert others == (None, None, None)
             return lambda *arguments, **options: calls.append((self, arguments, options))  # type: ignore[return-value]
 
     monkeypatch.setattr(_native, "loaded", None)
@@ -180,7 +175,8 @@ def test_patch_puts_the_modules_functions_in_place(module: Module, monkeypatch: 
     answers: dict[str, object] = {}
     of_mlx = {route.name: batches.product_of_batches if route.name == "quantized_matmul" else route.upstream for route in ROUTES}
 
-    def cached(operation: Any, _: Any, of_batches: Any, upstream: Any) -> Any:
+    def cached(operation: Any, _: Any, of_batches: Any, upstream: Any, prepare: Any) -> Any:
+        assert prepare is not None
         assert of_batches is (batches.product_of_batches if operation.__name__ == "quantized_matmul" else None)
         assert upstream is of_mlx[operation.__name__]
         return lambda *_, **__: answers.setdefault(operation.__name__, object())

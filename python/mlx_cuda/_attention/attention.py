@@ -58,12 +58,7 @@ class AttentionCall(AnyAttentionCall):
     k: mx.array
     v: mx.array
     window_size: Window
-
-    @property
-    def at_once(self) -> bool:
-        """Whether it is computed in one part."""
-        q = self.q
-        return q.shape[1] <= MOST_BLOCKS and q.shape[0] <= most_batches(self.choice.engine, q, self.k, self.options)
+    at_once: bool  # not in parts
 
     @property
     def sizes(self) -> tuple[int, int] | None:
@@ -165,8 +160,9 @@ def attention(
             q, k, v, scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks, lengths=lengths,
             left_padding=left_padding, return_lse=return_lse, deterministic=deterministic,
         )  # fmt: skip
-        q, k, v, options = arrays
-        return AttentionCall(options, choose(*arrays, on), on, force_fused, q, k, v, window_size)
+        (q, k, v, options), choice = arrays, choose(*arrays, on)
+        at_once = q.shape[1] <= MOST_BLOCKS and q.shape[0] <= most_batches(choice.engine, q, k, options)
+        return AttentionCall(options, choice, on, force_fused, q, k, v, window_size, at_once)
 
 
 prepare: Callable[..., AttentionCall] = vars(attention)["prepare"]  # which its overloads hide
@@ -190,13 +186,14 @@ def operands(
         raise WrongValue(f"[attention] mask must be None, 'causal' or an array, got {mask!r}.")
     q, k, v = (array.astype(dtype) for array in (q, k, v))
     batch, heads, q_len, _ = q.shape
-    q, common = checked("attention", q, k.shape[2], mask=mask, **options)
-    own = common._replace(
-        mask=check_mask(mask, (batch, heads, q_len, k.shape[2]), dtype) if isinstance(mask, mx.array) else None,
-        starts=check_vector("attention", "left_padding", left_padding, batch, mx.int32),
-        ends=check_vector("attention", "lengths", lengths, batch, mx.int32),
-        deterministic=deterministic,
-    )
+    q, own = checked("attention", q, k.shape[2], mask=mask, **options)
+    if isinstance(mask, mx.array) or lengths is not None or left_padding is not None or deterministic is not False:
+        own = own._replace(
+            mask=check_mask(mask, (batch, heads, q_len, k.shape[2]), dtype) if isinstance(mask, mx.array) else None,
+            starts=check_vector("attention", "left_padding", left_padding, batch, mx.int32),
+            ends=check_vector("attention", "lengths", lengths, batch, mx.int32),
+            deterministic=deterministic,
+        )
     return q, k, v, own
 
 

@@ -40,7 +40,7 @@ def cached(operation: Callable[P, R]) -> Callable[P, R]:
 def growing(**axes: int) -> Callable[[Operation], Operation]:
     """Have calls cached together that differ only in the size of these axes of their arrays, such as the number of keys.
 
-    Where they have one size in a call, the graph is taken to hold for that size alone, or for those that :func:`valid_for` names.
+    Where they have one size in a call, the graph is taken to hold for that size alone, or for the ``sizes`` that a prepared call says.
     """
 
     def mark(operation: Operation) -> Operation:
@@ -64,12 +64,6 @@ def batches_go_to(other: Callable[..., Any]) -> Callable[[Operation], Operation]
     return mark
 
 
-def valid_for(fewest: int, most: int = MOST) -> None:
-    """Say, in an operation with growing axes, for which sizes of them its graph would be the same."""
-    if native.loaded is not None:
-        native.loaded.valid_for(fewest, most)
-
-
 def natively(operation: Callable[P, R]) -> Callable[P, R]:
     """The operation as a function of the native module, if that is loaded: it calls Python only for what is not in its cache."""
     module: Any = native.loaded
@@ -79,4 +73,4 @@ def natively(operation: Callable[P, R]) -> Callable[P, R]:
 @cache
 def _by(module: Any, operation: Any) -> Any:
     marks = vars(operation)
-    return module.cached(operation, marks.get("growing", []), marks.get("of_batches"), marks.get("upstream"))
+    return module.cached(operation, marks.get("growing", []), *map(marks.get, ("of_batches", "upstream", "prepare")))

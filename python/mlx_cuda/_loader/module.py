@@ -21,15 +21,12 @@ class NativeModule(Protocol):
     """
 
     # Calls of a function given the graph that a call like it built. Alike are calls whose arguments have the same places and names, shapes,
-    # dtypes and values, on the same stream; of growing ones (place, name, axis) the size may be any that the function named by valid_for.
+    # dtypes and values, on the same stream; of growing ones (place, name, axis) the size may be any that the call says.
     # What that does not tell apart goes to the function; so do arrays under a transformation, unless the graph is of the module alone.
     # Calls whose second argument is a batch of matrices go to the second function, if there is one, and those of a trace for arrays of any
-    # size to the third.
-    cached: Callable[
-        [Callable[..., Any], list[tuple[int, str, int]], Callable[..., Any] | None, Callable[..., Any] | None], Callable[..., Any]
-    ]
+    # size to the third. The fourth prepares calls, and is called in the place of the first.
+    cached: Callable[..., Callable[..., Any]]
     in_shapeless_trace: Callable[[], bool]  # whether there is such a trace
-    valid_for: Callable[[int, int], None]
     forget_calls: Callable[[], None]  # that are kept so, because other rules hold
     traced: Callable[[list[mx.array]], bool]  # whether derivatives, or other transformations, may be asked for
     evaluated: Callable[[list[mx.array]], bool]  # whether all have been, or are being

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import mlx.core as mx
 
@@ -32,28 +32,39 @@ def in_shapeless_trace() -> bool:
     return "Broadcast" in graph.getvalue()
 
 
-def in_place_of(upstream: Callable[..., R]) -> Callable[[Callable[..., Callable[[], R] | None]], Callable[..., R]]:
-    """Decorate what checks a call's arguments and returns what computes it, or None to leave it to this function.
+class Prepared(NamedTuple):
+    """A call that no operation has prepared."""
+
+    result: Callable[[], Any] | None  # None: MLX's
+    sizes: tuple[int, int] | None = None  # as those of a call of an operation
+
+
+def in_place_of(upstream: Callable[..., R]) -> Callable[[Callable[..., Any]], Callable[..., R]]:
+    """Decorate what checks a call's arguments and prepares it: a call of an operation or another; None leaves it to this function.
 
     Where it raises, that function says what is wrong with the arguments. If nothing is, either our operation takes less than MLX's, which
     :class:`Refused` says, or the error is a fault of ours: it reaches the caller, as do all errors of what computes the call.
     """
 
-    def replace(prepare: Callable[..., Callable[[], R] | None]) -> Callable[..., R]:
-        @wraps(upstream)
-        def function(*arguments: Any, **options: Any) -> R:
+    def replace(prepare: Callable[..., Any]) -> Callable[..., R]:
+        def prepared(*arguments: Any, **options: Any) -> Any:
             try:
-                compute = prepare(*arguments, **options)
+                ours = prepare(*arguments, **options)
             except Exception as error:
                 result = upstream(*arguments, **options)
                 if isinstance(error, Refused):
-                    return result
+                    return Prepared(lambda: result)
                 raise
-            if compute is None or in_shapeless_trace():
-                return upstream(*arguments, **options)
-            return compute()
+            if ours is None or ours.result is None or in_shapeless_trace():
+                return Prepared(partial(upstream, *arguments, **options), None if ours is None else ours.sizes)
+            return ours
 
-        vars(function).update(vars(prepare), upstream=upstream)
+        @wraps(upstream)
+        def function(*arguments: Any, **options: Any) -> R:
+            found: R = prepared(*arguments, **options).result()
+            return found
+
+        vars(function).update(vars(prepare), upstream=upstream, prepare=prepared)
         return function
 
     return replace

@@ -15,14 +15,12 @@ import mlx.core as mx
 
 from .._common.arrays import resolve
 from .._loader import native
-from .._loader.replacing import in_place_of
+from .._loader.replacing import Prepared, in_place_of
 from .formats import FORMATS
 from .rules import FEWEST_UPSTREAM_TILES, UPSTREAM_BITS, UPSTREAM_COLUMNS, UPSTREAM_TILE
 from .upstream import MOST_COUNTED, MOST_PRODUCTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .._common.arrays import StreamOrDevice
 
 upstream_quantized_matmul = mx.quantized_matmul  # whatever patch() puts in its place later
@@ -42,7 +40,7 @@ def product_of_batches(
     mode: str = "affine",
     *,
     stream: StreamOrDevice = None,
-) -> Callable[[], mx.array] | None:
+) -> Prepared | None:
     on, form = resolve(stream), (transpose, group_size, bits, mode)
     parts = [w, scales] if biases is None else [w, scales, biases]
     if on.device.type != mx.gpu or not all(isinstance(each, mx.array) for each in (x, *parts)):
@@ -52,7 +50,7 @@ def product_of_batches(
     compute = _padded if min(x.ndim, w.ndim) < 3 else _product
     with mx.stream(on):
         product = compute(x, parts, form)  # here, as MLX's operations in it check the rest
-    return lambda: product
+    return Prepared(lambda: product)
 
 
 def _product(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.array:

@@ -16,7 +16,7 @@ from .._attention import quantized
 from .._common.arrays import promoted
 from .._common.errors import Refused
 from .._loader.graph_cache import cached
-from .._loader.replacing import in_place_of, in_shapeless_trace
+from .._loader.replacing import Prepared, in_place_of, in_shapeless_trace
 from .._recurrence.gated_delta import gated_delta
 from .._recurrence.ssd import ssd
 from .._replay import capture
@@ -47,7 +47,7 @@ def _gated_delta(theirs: Callable[..., Any], *, chunked: bool = False) -> Callab
             kept = last.dtype if state is None else promoted(state.dtype, *(each.dtype for each in (k, v, g, beta)))
             return y.astype(q.dtype), last.astype(kept)
 
-        return compute
+        return Prepared(compute)
 
     return ops
 
@@ -71,7 +71,7 @@ def _ssm(theirs: Callable[..., Any], *, masks: bool = True) -> Callable[..., Any
         mask: Any = None,
         lengths: Any = None,
         step: int = 256,  # noqa: ARG001  (theirs has it, for memory alone)
-    ) -> Callable[[], Any] | None:
+    ) -> Prepared | None:
         if not masks and (mask is not None or lengths is not None):
             return None
         lasting = theirs.__globals__["compute_dt"](dt, dt_bias, time_step_limit)
@@ -87,7 +87,7 @@ def _ssm(theirs: Callable[..., Any], *, masks: bool = True) -> Callable[..., Any
             y, last = call.result()
             return y.astype(x.dtype) + x * D.reshape(1, 1, x.shape[2], 1), last
 
-        return compute
+        return Prepared(compute)
 
     return attn
 

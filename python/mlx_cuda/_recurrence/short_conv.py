@@ -11,13 +11,12 @@ from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, require_arr
 from .._common.choice import HALF, OLDEST_GPU, Choice, first_reason, sm
 from .._common.errors import WrongValue
 from .._loader import native
+from .._loader.replacing import Prepared
 from .._operation import DirectCall, operation
 from .fused import RESULTS
 from .rules import floating
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .._common.arrays import Shape, StreamOrDevice
 
 MOST_TAPS = 8  # of one token
@@ -152,7 +151,7 @@ def _composed(
 def depthwise(
     x: mx.array, weight: mx.array, /, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1, *,
     stream: StreamOrDevice = None,
-) -> Callable[[], mx.array] | None:  # fmt: skip
+) -> Prepared | None:  # fmt: skip
     """What computes :func:`mlx.core.conv1d` of these arguments, if it is the convolution of a prompt that our kernel computes faster.
 
     That of one token is left to MLX: a recorded step has a kernel for it and for what comes after.
@@ -166,4 +165,4 @@ def depthwise(
         return None
     on = resolve(stream)
     call = Call(x, weight, None, None, silu=False, padded=False)
-    return (lambda: native.module(on).short_conv(*call, on)[0]) if choose(call, on).engine == "direct" else None
+    return Prepared(lambda: native.module(on).short_conv(*call, on)[0]) if choose(call, on).engine == "direct" else None
