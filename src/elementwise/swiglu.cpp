@@ -101,7 +101,7 @@ class SwiGLU final : public Fused {
     }
 
     constexpr unsigned threads = 256;
-    const dim3 grid(ceil_div<long long>(columns / vector, threads), std::min<long long>(rows, 65535));
+    const dim3 grid(ceil_div<long long>(columns / vector, threads), std::min<long long>(rows, kMostGridRows));
     node.launch(
         kernels.function(kernel_for(kKernels, type_name(out.dtype()), wide)), grid, threads, 0, gate_data, up_data, out_data, rows,
         columns, gate_stride, up_stride);

@@ -45,6 +45,9 @@ class KernelNode {
   mx::cu::CommandEncoder& encoder_;
 };
 
+// Blocks along the second and along the third axis of a grid, at most.
+inline constexpr int kMostGridRows = 65535;
+
 template <typename T>
 constexpr T ceil_div(T value, std::type_identity_t<T> by) {
   return (value + by - 1) / by;

@@ -20,7 +20,7 @@ struct VariantPack {
 
   // Adds an input, and says how it lies in memory.
   void read(Uid uid, const mx::array& in, SdpaProblem::Strides& strides) {
-    strides = strides_of(in);
+    strides = problem_strides(in);
     inputs.emplace_back(uid, in);
   }
 

@@ -85,7 +85,7 @@ mx::array readable(const mx::array& in, bool dense, mx::cu::CommandEncoder& enco
   return on_16_bytes(in) && fits ? in : contiguous_copy(in, encoder, stream);
 }
 
-Strides strides_of(const mx::array& in) {
+Strides problem_strides(const mx::array& in) {
   // A dimension of one element may have any stride; it gets the plain one, so that equal layouts share a plan.
   const Strides plain = contiguous_strides(in.shape());
   auto stride = [&](int axis, std::int64_t otherwise) { return in.shape(axis) == 1 ? otherwise : in.strides(axis); };

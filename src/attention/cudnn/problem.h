@@ -16,7 +16,7 @@ SdpaBackwardProblem make_backward_problem(const AttentionArrays& in, const Atten
 mx::array readable(const mx::array& in, bool dense, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
 // The strides of a readable array.
-SdpaProblem::Strides strides_of(const mx::array& in);
+SdpaProblem::Strides problem_strides(const mx::array& in);
 
 // Gives `out` memory, with the heads of each position side by side where `pattern` has them so. Returns its strides.
 SdpaProblem::Strides allocate_like(mx::array& out, const mx::array& pattern, const mx::Stream& stream);

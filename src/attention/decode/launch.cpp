@@ -15,10 +15,6 @@ namespace mlx_cuda {
 
 namespace {
 
-DecodeStrides strides_of(const mx::array& in) {
-  return {in.strides(0), in.strides(1), in.strides(2)};
-}
-
 // A number that no other call of this process has, of 48 bits. The first is random, so that memory does not hold it by chance.
 std::uint64_t call_number() {
   static std::atomic<std::uint64_t> next = [] {
@@ -29,6 +25,10 @@ std::uint64_t call_number() {
 }
 
 }  // namespace
+
+DecodeStrides strides_of(const mx::array& in) {
+  return {in.strides(0), in.strides(1), in.strides(2)};
+}
 
 DecodeParams decode_params(const DecodeProblem& problem, const DecodePlan& plan, const AttentionOptions& options) {
   DecodeParams params{};

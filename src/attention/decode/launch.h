@@ -12,6 +12,8 @@
 
 namespace mlx_cuda {
 
+DecodeStrides strides_of(const mx::array& in);
+
 // All but what depends on where arrays lie.
 DecodeParams decode_params(const DecodeProblem& problem, const DecodePlan& plan, const AttentionOptions& options);
 

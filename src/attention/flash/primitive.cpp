@@ -63,14 +63,14 @@ struct FlashInputs {
   }
 };
 
-FlashStrides strides_of(const mx::array& in, const Axes& axes) {
+FlashStrides strides_along(const mx::array& in, const Axes& axes) {
   return {axes.batch < 0 ? 0 : in.strides(axes.batch), in.strides(axes.head), in.strides(axes.row)};
 }
 
 void describe(FlashParams& params, const Axes& axes, const FlashOperands& operands, const AttentionOptions& options) {
-  params.q_strides = strides_of(operands.q, axes);
-  params.k_strides = strides_of(operands.k, axes);
-  params.v_strides = strides_of(operands.v, axes);
+  params.q_strides = strides_along(operands.q, axes);
+  params.k_strides = strides_along(operands.k, axes);
+  params.v_strides = strides_along(operands.v, axes);
   params.heads = operands.q.shape(axes.head);
   params.kv_heads = operands.k.shape(axes.head);
   params.head_dim = operands.q.shape(-1);
@@ -128,7 +128,7 @@ void encode_flash(
     node.reads(in);
   }
   params.out = node.writes(outputs[0]);
-  params.out_strides = strides_of(outputs[0], axes);
+  params.out_strides = strides_along(outputs[0], axes);
   params.lse = options.lse ? node.writes<float>(outputs[1]) : nullptr;
   take_lane(encoder);
   launch_flash(*plan, params, operands, node);

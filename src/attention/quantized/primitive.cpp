@@ -85,7 +85,7 @@ QuantizedWeights readable_cache(const QuantizedWeights& in, mx::cu::CommandEncod
   return out;
 }
 
-PackedStrides strides_of(const mx::array& in) {
+PackedStrides packed_strides(const mx::array& in) {
   const auto bytes = static_cast<std::int64_t>(in.itemsize());
   return {in.strides(0) * bytes, in.strides(1) * bytes, static_cast<int>(in.strides(2) * bytes)};
 }
@@ -96,8 +96,8 @@ QuantizedOperand operand(const QuantizedWeights& weights, KernelNode& node) {
   const auto* scales = node.reads<char>(weights.scales);
   out.scales = scales;
   out.biases_after = weights.biases ? node.reads<char>(*weights.biases) - scales : 0;
-  out.row_strides = strides_of(weights.w);
-  out.scale_strides = strides_of(weights.scales);
+  out.row_strides = packed_strides(weights.w);
+  out.scale_strides = packed_strides(weights.scales);
   out.group_shift = std::countr_zero(static_cast<unsigned>(weights.group_size));
   out.nvfp4 = weights.mode == "nvfp4";
   return out;

@@ -1,5 +1,6 @@
 #include "decoding/token/token.h"
 
+#include "attention/decode/launch.h"
 #include "attention/decode/primitive.h"
 #include "decoding/graph/views.h"
 #include "decoding/token/params.h"
@@ -17,10 +18,6 @@ namespace {
 
 // Rows of the cache for each cluster on the average: where there are more, decode_direct.cu has more blocks for them.
 constexpr int kMostKeys = 1024;
-
-DecodeStrides strides_of(const mx::array& in) {
-  return {in.strides(0), in.strides(1), in.strides(2)};
-}
 
 void launch(HeadsCall call, AttentionArrays in, const AttentionOptions& options, mx::array out, const mx::Stream& stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);

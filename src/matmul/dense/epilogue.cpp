@@ -60,7 +60,7 @@ void encode_scaling(
   const int b_step = scale_b && scale_b->size() > 1;
   const auto rows = static_cast<long long>(out.shape(0));
   const auto columns = static_cast<long long>(out.shape(1));
-  const dim3 grid(ceil_div(columns, kThreads), std::min(rows, 65535LL));
+  const dim3 grid(ceil_div(columns, kThreads), std::min<long long>(rows, kMostGridRows));
   node.launch(
       kernels.function(kernel_for(kScaling, type_name(out.dtype()))), grid, kThreads, 0, product, out_data, a, a_step, b, b_step,
       bias_data, rows, columns);

@@ -18,8 +18,6 @@ namespace mlx_cuda {
 
 namespace {
 
-constexpr std::int64_t kMostMatrices = 65535;  // of a launch: the height of a grid
-
 KernelModule kernels("grouped_quantized_sm90");
 constexpr auto kKernels =
     std::to_array<KernelRow<std::string_view, std::string_view>>({MLX_CUDA_GROUPED_QUANTIZED_KERNELS(MLX_CUDA_FORMAT_ROW)});
@@ -94,7 +92,7 @@ class GroupedQuantized final : public Stateful<WeightedState> {
     const int inner = in.inner();
     allocate(out, stream());
     const GroupedRows grouped{x, offsets, std::nullopt, true};
-    const std::int64_t most = std::clamp<std::int64_t>(kMostValues / (std::int64_t{rows} * inner), 1, kMostMatrices);
+    const std::int64_t most = std::clamp<std::int64_t>(kMostValues / (std::int64_t{rows} * inner), 1, kMostGridRows);
     const auto part = static_cast<int>(std::min<std::int64_t>(groups, most));
     mx::array values = temporary({part, rows, inner}, out.dtype(), encoder, stream());
     for (int first = 0; first < groups; first += part) {
