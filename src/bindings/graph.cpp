@@ -42,7 +42,10 @@ std::optional<Graph> Graph::between(const Arrays& arguments, const Arrays& resul
   return graph;
 }
 
-std::optional<Graph::Place> Graph::place(const mx::array& wanted, bool traced) {
+std::optional<Graph::Place> Graph::place(const mx::array& wanted, bool traced, std::size_t depth) {
+  if (depth > kMostSteps) {  // before the stack ends
+    return std::nullopt;
+  }
   const mx::array* in = &wanted;
   while (!places_.contains(in->id())) {
     const mx::array* input = traced ? nullptr : passed_on(*in);
@@ -66,7 +69,7 @@ std::optional<Graph::Place> Graph::place(const mx::array& wanted, bool traced) {
   }
   Node node{{}, {}, in->primitive_ptr(), {}};
   for (const auto& input : in->inputs()) {
-    const auto place = this->place(input, traced);
+    const auto place = this->place(input, traced, depth + 1);
     if (!place) {
       return std::nullopt;
     }

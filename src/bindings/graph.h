@@ -50,7 +50,7 @@ class Graph {
   };
   using Step = std::variant<mx::array, Node>;  // a constant, or something to compute
 
-  std::optional<Place> place(const mx::array& wanted, bool traced);
+  std::optional<Place> place(const mx::array& wanted, bool traced, std::size_t depth = 0);
 
   std::unordered_map<std::uintptr_t, Place> places_{};  // while it is made
   std::vector<Step> steps_{};

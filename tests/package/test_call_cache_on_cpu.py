@@ -132,11 +132,17 @@ def test_results_that_are_no_graph_of_the_arguments_are_not_cached(native: Any) 
     def deep(a: mx.array) -> mx.array:
         return sum((a * n for n in range(50)), start=a)
 
+    def deeper_than_a_stack(a: mx.array) -> mx.array:
+        for _ in range(40_000):
+            a = a + 1
+        return a
+
     def evaluated(a: mx.array) -> mx.array:
         mx.eval(result := a + 1)
         return result
 
-    functions: list[Callable[[mx.array], Any]] = [lambda a: [a + 1], lambda a: a, lambda a: (a + 1, a), lambda _: ready, deep, evaluated]
+    functions: list[Callable[[mx.array], Any]] = [lambda a: [a + 1], lambda a: a, lambda a: (a + 1, a), lambda _: ready]
+    functions += [deep, deeper_than_a_stack, evaluated]
     for function in functions:
         call = Counted(native, function)
         assert [call.check(random((2,), seed=seed)) for seed in range(2)] == [1, 1]
