@@ -47,7 +47,7 @@ def require_flags(operation: str, /, **flags: object) -> None:
 def check_array(operation: str, name: str, values: mx.array, shape: Shape, dtype: mx.Dtype) -> mx.array:
     """An array of this shape and of the dtype; only integers for an integer dtype, and for another none."""
     if isinstance(values, mx.array) and values.dtype == dtype and values.shape == shape:
-        return values
+        return values.astype(dtype)  # another handle, which a caller may change in place
     require_arrays(operation, **{name: values})
     if values.shape != shape:
         raise WrongValue(f"[{operation}] {name} must have the shape {shape_text(shape)}, got {shape_text(values.shape)}.")
