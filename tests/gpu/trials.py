@@ -129,7 +129,7 @@ def _evaluate(case: Case, arrays: dict[str, Any], call: Callable[..., Any], give
 
 def dense(case: Case, arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of a dense case: arrays that gradients are of, and options."""
-    dtype = DTYPES[case.dtype]
+    dtype, arrays = DTYPES[case.dtype], dict(arrays)  # the right values are of the given ones
     for name, layout in zip("kv", case.layouts[1:], strict=True) if case.spoilt else ():
         arrays[name] = arrays[name] if layout in {"one batch", "one for all"} else _spoilt(case, arrays[name])
     given = {name: laid_out(arrays[name], layout, dtype) for name, layout in zip("qkv", case.layouts, strict=True)}
