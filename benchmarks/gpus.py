@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_cuda._common.limits import HOPPERS, Figures, Limits, careful
+from mlx_cuda._common.limits import HOPPERS, DispatchThresholds, Figures, careful
 from mlx_cuda._loader import limits_file
 
 from .cells import markdown, speed
@@ -31,7 +31,7 @@ def gpus() -> list[dict[str, Any]]:
     return found
 
 
-def limits_of(gpu: Mapping[str, Any]) -> tuple[Limits, str]:
+def limits_of(gpu: Mapping[str, Any]) -> tuple[DispatchThresholds, str]:
     """Those that come into force on a GPU of which nothing is kept there, and what they are by."""
     if "name" in gpu and (shipped := limits_file.measured(gpu["name"], {}, None)):
         return shipped, "measurement"

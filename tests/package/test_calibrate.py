@@ -12,7 +12,7 @@ import mlx_cuda
 import pytest
 from mlx_cuda.__main__ import main
 from mlx_cuda._common import limits as known
-from mlx_cuda._common.limits import PLAIN, Limits
+from mlx_cuda._common.limits import PLAIN, DispatchThresholds
 from mlx_cuda._loader import limits_file
 from mlx_cuda._loader import native as _native
 from mlx_cuda._tuning import calibrate as calibration
@@ -48,13 +48,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     known.put(GPU, None)
 
 
-def times(monkeypatch: pytest.MonkeyPatch, of: Callable[[Limits, str, int], float]) -> None:
+def times(monkeypatch: pytest.MonkeyPatch, of: Callable[[DispatchThresholds, str, int], float]) -> None:
     """Made-up times of the rules' calls, by the limits in force."""
     monkeypatch.setattr(calibration, "_seconds", lambda rule, size: of(known.limits(GPU), rule.name, size))
     monkeypatch.setattr(calibration, "_result", lambda *_: mx.ones(4))
 
 
-def by_engine(limits: Limits, name: str, size: int) -> float:
+def by_engine(limits: DispatchThresholds, name: str, size: int) -> float:
     """A GPU on which MLX's kernel takes 4-bit weights best up to 256 rows, and cuDNN chunks."""
     part, field = name.split(": ")
     if part == "attention":
@@ -112,7 +112,7 @@ def test_where_there_is_no_time_nothing_is_kept(gpu: Path, monkeypatch: pytest.M
 
 
 def test_a_rule_that_fails_leaves_its_limit(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(limits: Limits, name: str, size: int) -> float:
+    def failing(limits: DispatchThresholds, name: str, size: int) -> float:
         if name == "affine 4: upstream" and size == 256:
             raise RuntimeError("out of memory\nand more")
         return by_engine(limits, name, size)
@@ -147,7 +147,7 @@ def test_a_limit_that_the_time_ends_in_stays(gpu: Path, monkeypatch: pytest.Monk
 def test_calls_come_as_far_as_the_limit_that_is_measured(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set()
 
-    def of(limits: Limits, name: str, size: int) -> float:
+    def of(limits: DispatchThresholds, name: str, size: int) -> float:
         part, field = name.split(": ")
         if field == "upstream":
             seen.add((part, size, limits.products[part].half_precision))
@@ -188,7 +188,7 @@ def test_an_interrupt_leaves_everything(gpu: Path, monkeypatch: pytest.MonkeyPat
     let_go: list[bool] = []
     monkeypatch.setattr(calibration, "forget", lambda: let_go.append(True))
 
-    def interrupted(_: Limits, name: str, __: int) -> float:
+    def interrupted(_: DispatchThresholds, name: str, __: int) -> float:
         if name == "fp4: gathered":
             raise KeyboardInterrupt
         return 1.0

@@ -1,4 +1,4 @@
-"""Limits: by the data sheets of ten GPUs, in force, and in files."""
+"""Dispatch thresholds: by the data sheets of ten GPUs, in force, and in files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from mlx_cuda._attention.rules import choose_attention
 from mlx_cuda._common import limits as known
-from mlx_cuda._common.limits import HOPPERS, KINDS, PLAIN, Attention, Figures, Limits, Products, as_json, careful, from_json, kind_of
+from mlx_cuda._common.limits import (
+    HOPPERS,
+    KINDS,
+    PLAIN,
+    Attention,
+    DispatchThresholds,
+    Figures,
+    Products,
+    as_json,
+    careful,
+    from_json,
+    kind_of,
+)
 from mlx_cuda._loader import limits_file
 from mlx_cuda._matmul.rules import choose_quantized
 
@@ -19,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-OWN = Limits(dict.fromkeys(KINDS, Products(half_precision=96, upstream=640)), Attention(chunks="cudnn"), "measured here")
+OWN = DispatchThresholds(dict.fromkeys(KINDS, Products(half_precision=96, upstream=640)), Attention(chunks="cudnn"), "measured here")
 VERSIONS = {"driver": "13.0", "mlx": "0.32.4", "mlx_cuda": "1"}
 
 

@@ -39,7 +39,7 @@ class Attention(NamedTuple):
     additive: Literal["flash", "upstream"] = "upstream"  # who takes additive masks
 
 
-class Limits(NamedTuple):
+class DispatchThresholds(NamedTuple):
     """All of them, for one kind of GPU."""
 
     products: Mapping[str, Products]  # by Kind
@@ -55,12 +55,12 @@ class Figures(NamedTuple):
     bandwidth: float  # of its memory, bytes in a second
 
 
-HOPPERS = Limits(
+HOPPERS = DispatchThresholds(
     dict.fromkeys(KINDS, Products(half_precision=512)),
     Attention(growing=128, additive="flash"),
     "H200: 14336 x 4096 in every format; cases of attention in docs/performance.md",
 )
-PLAIN = Limits(dict.fromkeys(KINDS, Products()), Attention(), "as the H200's, of kernels that are not Hopper's alone")
+PLAIN = DispatchThresholds(dict.fromkeys(KINDS, Products()), Attention(), "as the H200's, of kernels that are not Hopper's alone")
 
 # Multiply-adds of a multiprocessor in a cycle, dense, of 16 bits with float32 sums: that of the fastest GPUs of a family.
 ARITHMETIC = {(8, 0): 1024, (8, 6): 512, (8, 7): 512, (8, 9): 512, (10, 0): 4096, (10, 3): 4096, (12, 0): 512, (12, 1): 512}
@@ -69,8 +69,8 @@ ARITHMETIC = {(8, 0): 1024, (8, 6): 512, (8, 7): 512, (8, 9): 512, (10, 0): 4096
 EXTRA_BYTES, DENSE_SHARE, UPSTREAM_SHARE = 4.0, 0.75, 0.35
 
 
-def careful(capability: Capability, figures: Figures) -> Limits:
-    """Limits for a GPU that nobody has measured: MLX's own kernels wherever ours are not known to be faster there.
+def careful(capability: Capability, figures: Figures) -> DispatchThresholds:
+    """DispatchThresholds for a GPU that nobody has measured: MLX's own kernels wherever ours are not known to be faster there.
 
     A product of M rows takes ``2 M / (share * arithmetic)`` for each weight, or, where weights are dequantised first, ``EXTRA_BYTES /
     bandwidth`` more at a larger share. Up to the M where these are equal, rows beyond those of our skinny kernels are MLX's. From
@@ -84,7 +84,7 @@ def careful(capability: Capability, figures: Figures) -> Limits:
     products = Products(upstream=most if most > Products().half_precision else 0)
     attention = Attention(chunks="cudnn" if capability[0] > HOPPER else "flash")
     source = f"by {figures.multiprocessors} multiprocessors, {figures.ghz:.2f} GHz and {figures.bandwidth / 1e12:.2f} TB/s"
-    return Limits(dict.fromkeys(KINDS, products), attention, source)
+    return DispatchThresholds(dict.fromkeys(KINDS, products), attention, source)
 
 
 def kind_of(mode: str, bits: int) -> Kind:
@@ -94,17 +94,17 @@ def kind_of(mode: str, bits: int) -> Kind:
     return "fp8" if bits == 8 else "fp4"
 
 
-_in_force: dict[Capability, Limits] = {}
+_in_force: dict[Capability, DispatchThresholds] = {}
 _forget: list[Callable[[], None]] = []
 _generation = 0  # how often others were put in force
 
 
-def limits(capability: Capability) -> Limits:
+def limits(capability: Capability) -> DispatchThresholds:
     """Those in force for a GPU."""
     return _in_force.get(capability) or (HOPPERS if capability[0] == HOPPER else PLAIN)
 
 
-def put(capability: Capability, new: Limits | None) -> None:
+def put(capability: Capability, new: DispatchThresholds | None) -> None:
     """Put limits in force, or with None those of the family; calls choose anew."""
     global _generation  # noqa: PLW0603
     if new is None:
@@ -139,13 +139,13 @@ def by_limits(size: int, *, typed: bool = False) -> Callable[[Callable[..., R]],
     return wrap
 
 
-def as_json(of: Limits) -> dict[str, Any]:
+def as_json(of: DispatchThresholds) -> dict[str, Any]:
     """For :func:`from_json`."""
     return {"products": {kind: each._asdict() for kind, each in of.products.items()}, "attention": of.attention._asdict()}
 
 
-def from_json(content: Any, source: str) -> Limits:
-    """Limits by their names; a ValueError says what is wrong."""
+def from_json(content: Any, source: str) -> DispatchThresholds:
+    """DispatchThresholds by their names; a ValueError says what is wrong."""
     try:
         products: dict[str, Products] = {kind: Products(**content["products"][kind]) for kind in KINDS}
         attention = Attention(**content["attention"])
@@ -155,4 +155,4 @@ def from_json(content: Any, source: str) -> Limits:
     numbers = [*(number for each in products.values() for number in each), *attention[:3]]
     if not known or not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError("limits are numbers of rows and names of engines")
-    return Limits(products, attention, source)
+    return DispatchThresholds(products, attention, source)

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._common.limits import Figures, Limits, as_json, careful, from_json
+from .._common.limits import DispatchThresholds, Figures, as_json, careful, from_json
 from .._version import __version__
 from . import tuned_file
 
@@ -56,7 +56,7 @@ def _write(path: Path, entries: Entries) -> bool:
     return tuned_file.write(path, {"mlx_cuda_limits": FORMAT, "gpus": entries}, "what was measured")
 
 
-def measured(name: str, versions: Mapping[str, str], path: Path | None) -> Limits | None:
+def measured(name: str, versions: Mapping[str, str], path: Path | None) -> DispatchThresholds | None:
     """Those that were measured on this machine, or on another one with such a GPU."""
     own = (read(path) if path else None) or {}
     if name in own and own[name].get("versions") == dict(versions):
@@ -65,7 +65,7 @@ def measured(name: str, versions: Mapping[str, str], path: Path | None) -> Limit
     return from_json(shipped[name]["limits"], f"measured on {name}, with mlx-cuda") if name in shipped else None
 
 
-def keep(path: Path, name: str, versions: Mapping[str, str], limits: Limits) -> bool:
+def keep(path: Path, name: str, versions: Mapping[str, str], limits: DispatchThresholds) -> bool:
     """Put the limits of a GPU into a file, in the place of those that it has there; False where that cannot be."""
     entries = read(path)
     if entries is None:
@@ -88,7 +88,7 @@ def versions(driver: str, mlx: str) -> dict[str, str]:
     return {"driver": driver, "mlx": mlx, "mlx_cuda": __version__}
 
 
-def by_data_sheet(capability: Capability, figures: Mapping[str, int]) -> Limits:
+def by_data_sheet(capability: Capability, figures: Mapping[str, int]) -> DispatchThresholds:
     """Careful limits, by what the driver says of a GPU. Its memory moves two words in a cycle."""
     bandwidth = 2e3 * figures["memory_khz"] * figures["memory_bits"] / 8
     return careful(capability, Figures(figures["multiprocessors"], figures["clock_khz"] / 1e6, max(bandwidth, LEAST_BANDWIDTH)))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from .._common.limits import Limits
+    from .._common.limits import DispatchThresholds
 
 ROUNDS, REPEATS = 5, 3  # in which engines take turns, and of calls together in each; the shortest counts
 MARGIN = 1.02  # an engine that takes so much longer at most is as fast
@@ -48,7 +48,7 @@ class Calibration:
     """What :func:`calibrate` found."""
 
     gpu: str
-    limits: Limits
+    limits: DispatchThresholds
     changes: list[Change] = field(default_factory=list)
     unmeasured: dict[str, str] = field(default_factory=dict)  # limits that stay as they were, and why
     seconds: float = 0.0
@@ -118,7 +118,7 @@ def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] 
     return found
 
 
-def _measure(rule: Rule, found: Calibration, put: Callable[[Limits], None], until: float = math.inf) -> None:
+def _measure(rule: Rule, found: Calibration, put: Callable[[DispatchThresholds], None], until: float = math.inf) -> None:
     """One limit, with those that were found before in force."""
     before = rule.value(found.limits)
     points: list[Point] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from .._attention.attention import attention
-from .._common.limits import KINDS, Limits
+from .._common.limits import KINDS, DispatchThresholds
 from .._matmul.gather import gather_qmm
 from .._matmul.quantized import quantized_matmul
 
@@ -35,7 +35,7 @@ PLANS = 1.2  # cuDNN's calls count as taking so many times as long: a plan for e
 
 @dataclass(frozen=True)
 class Rule:
-    """A limit: where it stands in :class:`Limits`, and calls of a size that another value of it would give to another engine.
+    """A limit: where it stands in :class:`DispatchThresholds`, and calls of a size that another value of it would give to another engine.
 
     Of a number, each of ``sizes`` is tried as the limit of calls of that size, and 0; of engines, each of ``engines`` with all sizes.
     """
@@ -53,18 +53,18 @@ class Rule:
     def name(self) -> str:
         return f"{self.part}: {self.field}"
 
-    def value(self, of: Limits) -> int | str:
+    def value(self, of: DispatchThresholds) -> int | str:
         value: int | str = getattr(of.attention if self.part == "attention" else of.products[self.part], self.field)
         return value
 
-    def with_value(self, of: Limits, value: int | str) -> Limits:
+    def with_value(self, of: DispatchThresholds, value: int | str) -> DispatchThresholds:
         return self._with(of, {self.field: value})
 
-    def trial(self, of: Limits, value: int | str) -> Limits:
+    def trial(self, of: DispatchThresholds, value: int | str) -> DispatchThresholds:
         """What is in force while calls are timed."""
         return self._with(of, {self.field: value} | ({self.off_meanwhile: 0} if self.off_meanwhile else {}))
 
-    def _with(self, of: Limits, changed: dict[str, Any]) -> Limits:
+    def _with(self, of: DispatchThresholds, changed: dict[str, Any]) -> DispatchThresholds:
         if self.part == "attention":
             return of._replace(attention=of.attention._replace(**changed))
         return of._replace(products={**of.products, self.part: of.products[self.part]._replace(**changed)})
