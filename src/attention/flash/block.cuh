@@ -9,6 +9,7 @@
 #include "attention/flash/loads.cuh"
 #include "attention/flash/mask.cuh"
 #include "attention/flash/softcap.cuh"
+#include "attention/flash/threads.cuh"
 #include "attention/flash/tiles.cuh"
 #include "device/mma.cuh"
 #include "device/numbers.cuh"
@@ -27,7 +28,7 @@ enum class View { none, partial, whole };
 // The block and, of its rows and columns, what a thread has, as mma.sync hands out the sums: of each 16 rows g and g + 8, of each 8
 // columns 2 c and 2 c + 1. Arrays stand outside, so that all else is in registers at once.
 template <typename T, FlashShape S>
-class FlashBlock {
+class FlashBlock : FlashThreads<S> {
   static constexpr bool kFloat = sizeof(T) == 4;
   static constexpr int kWarpRows = S.row_tiles * 16;
   static constexpr int kKeyTiles = S.keys / S.parts / 8;   // of 8 keys, whose scores a warp makes
@@ -186,44 +187,14 @@ class FlashBlock {
   }
 
  private:
-  static __device__ int lane() {
-    return threadIdx.x % 32;
-  }
-  static __device__ int g() {
-    return lane() / 4;
-  }
-  static __device__ int c() {
-    return lane() % 4;
-  }
-  static __device__ int part() {
-    return threadIdx.x / 32 % S.parts;
-  }
-  static __device__ int group() {  // of the warps that share rows
-    return threadIdx.x / 32 / S.parts;
-  }
-  static __device__ int unit_at(int unit) {  // of a row with row % 8 == lane() % 8
-    return S.swizzled() ? swizzle(lane(), unit * 16) : unit * 16;
-  }
-  static __device__ int block_row(int t, int half) {
-    return group() * kWarpRows + t * 16 + half * 8 + g();
-  }
+  using Threads = FlashThreads<S>;
+  using Threads::block_row, Threads::c, Threads::for_each_row, Threads::g, Threads::group, Threads::lane, Threads::part,
+      Threads::unit_at;
 
   __device__ View view_of(int key0, bool masked) const {
     const int key1 = key0 + S.keys;
     const View view = !masked && key0 >= whole_from && key1 <= whole_to ? View::whole : View::partial;
     return key0 < seen_to && key1 > seen_from ? view : View::none;
-  }
-
-  // Visits all rows of this thread.
-  template <typename Visit>
-  __device__ static void for_each_row(Visit&& visit) {
-#pragma unroll
-    for (int t = 0; t < S.row_tiles; ++t) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        visit(t, half);
-      }
-    }
   }
 
   // Q K^T of a tile.
@@ -508,33 +479,5 @@ class FlashBlock {
   int whole_to;
   float scale = p.scale * kLog2e;
 };
-
-template <typename T, FlashShape S>
-__device__ inline void flash(const FlashParams& p) {
-  extern __shared__ __align__(128) uint4 memory[];
-  const Place place(p, blockIdx.x, S.rows(), S.keys);
-  if (place.empty()) {
-    return;
-  }
-  const Tiles tiles(p, place, S.general);
-  const FlashBlock<T, S> block(p, place, memory);
-  typename FlashBlock<T, S>::Sums sums;
-  block.clear(sums);
-  [[maybe_unused]] typename FlashBlock<T, S>::Queries held_queries;
-  int i = tiles.first;
-  Tile tile = tiles.next(i);
-  if (i < tiles.last) {
-    block.begin(tile.index, held_queries);
-  }
-  int stage = 0;
-  while (i < tiles.last) {
-    ++i;
-    const Tile next = tiles.next(i);
-    block.visit(tile, next, i >= tiles.last, stage, held_queries, sums);
-    tile = next;
-    stage = (stage + 1) % S.stages;
-  }
-  block.finish(sums);
-}
 
 }  // namespace mlx_cuda

@@ -1,6 +1,38 @@
 // Attention of many queries with mma.sync, on any GPU from sm_80 on: the kernels, of which each is made for a range of head_dims.
 #include "attention/flash/block.cuh"
 
+namespace mlx_cuda {
+
+template <typename T, FlashShape S>
+__device__ inline void flash(const FlashParams& p) {
+  extern __shared__ __align__(128) uint4 memory[];
+  const Place place(p, blockIdx.x, S.rows(), S.keys);
+  if (place.empty()) {
+    return;
+  }
+  const Tiles tiles(p, place, S.general);
+  const FlashBlock<T, S> block(p, place, memory);
+  typename FlashBlock<T, S>::Sums sums;
+  block.clear(sums);
+  [[maybe_unused]] typename FlashBlock<T, S>::Queries held_queries;
+  int i = tiles.first;
+  Tile tile = tiles.next(i);
+  if (i < tiles.last) {
+    block.begin(tile.index, held_queries);
+  }
+  int stage = 0;
+  while (i < tiles.last) {
+    ++i;
+    const Tile next = tiles.next(i);
+    block.visit(tile, next, i >= tiles.last, stage, held_queries, sums);
+    tile = next;
+    stage = (stage + 1) % S.stages;
+  }
+  block.finish(sums);
+}
+
+}  // namespace mlx_cuda
+
 #if __CUDA_ARCH__ >= 800
 #define MLX_CUDA_FLASH_BODY(...) mlx_cuda::flash<__VA_ARGS__>(params);
 #else

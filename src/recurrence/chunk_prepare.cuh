@@ -1,0 +1,290 @@
+// `chunk_prepare` of chunk_forward.cuh: what a chunk has that does not depend on the state before it.
+#pragma once
+
+#include "device/reduce.cuh"
+#include "recurrence/chunk_tiles.cuh"
+
+namespace mlx_cuda {
+
+// Numbers in TF32, and what that leaves of them.
+__device__ inline void split(float4 x, uint4& large, uint4& rest) {
+  large = make_uint4(to_tf32(x.x), to_tf32(x.y), to_tf32(x.z), to_tf32(x.w));
+  rest = make_uint4(
+      to_tf32(x.x - __uint_as_float(large.x)), to_tf32(x.y - __uint_as_float(large.y)), to_tf32(x.z - __uint_as_float(large.z)),
+      to_tf32(x.w - __uint_as_float(large.w)));
+}
+
+// The mean over a warp's rows of A, of what the squares of its elements have above 1, from which on a chunk is marked. Keys that
+// repeat every n tokens with a beta of b reach (b^2 - 1) / n. With 0.1, errors stayed below those of equal keys with a beta of 1.
+constexpr float kRepeated = 0.1f;
+
+// Marks a chunk as one to go through token by token. What is kept for derivatives has no marks.
+__device__ inline void mark(const Recurrence& p, const Prepared& to) {
+  if (p.out) {
+    to.decay[static_cast<long long>(blockIdx.x) * 2 * kChunk + 2 * kChunk - 1] = kInfinity;
+  }
+}
+
+// Marks it if any of these numbers is not finite.
+template <int Tiles>
+__device__ inline void mark(const Recurrence& p, const Prepared& to, const float (*tiles)[4]) {
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < Tiles * 4; ++i) {
+    finite = finite && fabsf(tiles[i / 4][i % 4]) <= kLargest;
+  }
+  if (!finite) {
+    mark(p, to);
+  }
+}
+
+// What a block of `chunk_prepare` has in shared memory, and where its threads stand in products.
+template <typename T>
+struct Preparation {
+  static constexpr int kValues = kChunkColumns + kPad;
+  static constexpr int kBlocks = kChunk / 16;
+
+  T* k;
+  T* q = k + kChunk * kPitch;
+  T* v = q + kChunk * kPitch;
+  float* a = reinterpret_cast<float*>(v + kChunk * kValues);  // -A, then the inverses on the diagonal
+  float* total = a + kChunk * kSquare;                        // logarithms of the decay from the chunk's beginning
+  float* beta = total + kChunk;
+  float* key_factor = beta + kChunk;
+  int warp = threadIdx.x / 32;
+  int lane = threadIdx.x % 32;
+  int g = lane / 4;
+  int c = lane % 4 * 2;
+};
+
+// By one warp: two tokens a lane.
+template <typename T>
+__device__ inline void put_gates(const Preparation<T>& m, const Gates& gates, float* decay) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int token = 2 * m.lane + i;
+    m.total[token] = gates.totals[i];
+    m.beta[token] = gates.betas[i];
+    m.key_factor[token] = gates.betas[i] * expf(gates.totals[i]);
+    decay[token] = expf(gates.totals[i]);
+    decay[kChunk + token] = expf(gates.whole - gates.totals[i]);
+  }
+}
+
+// Four warps multiply keys with keys, the others queries with keys, 16 rows each, as far as the columns are not later tokens.
+template <typename T>
+__device__ inline void put_scores(const Preparation<T>& m, const Recurrence& p, const Prepared& to, bool with_q) {
+  constexpr int kBlocks = Preparation<T>::kBlocks;
+  const int row = m.warp % 4 * 16;
+  float sums[kChunk / 8][4]{};
+  const T* const rows = (with_q ? m.q : m.k) + row * kPitch;
+  for (int i = 0; i < kChunkKeys; i += 16) {
+    const uint4 x = left(rows + i, kPitch);
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+      if (j * 16 <= row) {
+        const uint4 y = right(m.k + j * 16 * kPitch + i, kPitch);
+        mma(sums[2 * j], x, y.x, y.y, T{});
+        mma(sums[2 * j + 1], x, y.z, y.w, T{});
+      }
+    }
+  }
+  T* const scores = static_cast<T*>(to.p) + static_cast<long long>(blockIdx.x) * kChunk * kChunk;
+  float repeated = 0;
+#pragma unroll
+  for (int j = 0; j < kBlocks; ++j) {
+    if (with_q && j * 16 == row) {  // each of these queries and keys
+      mark<2>(p, to, sums + 2 * j);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kChunk / 8; ++j) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = row + m.g + half * 8;
+      const int column = j * 8 + m.c;
+      float pair[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const bool earlier = with_q ? column + e <= i : column + e < i;
+        pair[e] = earlier ? expf(m.total[i] - m.total[column + e]) * sums[j][2 * half + e] : 0.0f;
+      }
+      if (with_q) {
+        write_pair(scores + i * kChunk + column, pair[0], pair[1]);
+      } else {
+        const float2 of_a = make_float2(-m.beta[i] * pair[0], -m.beta[i] * pair[1]);
+        *reinterpret_cast<float2*>(m.a + i * kSquare + column) = of_a;
+        repeated += fmaxf(of_a.x * of_a.x - 1.0f, 0.0f) + fmaxf(of_a.y * of_a.y - 1.0f, 0.0f);
+      }
+    }
+  }
+  repeated = of_near_lanes<1, 32>(repeated, Sum{});
+  if (repeated > kRepeated * (16 * row + 16 * 15 / 2)) {
+    mark(p, to);
+  }
+}
+
+// The squares on the diagonal by two warps, a column of an inverse for each thread.
+__device__ inline void invert_diagonal(float* a) {
+  const int column = threadIdx.x % 16;
+  float* const corner = a + threadIdx.x / 16 * 16 * (kSquare + 1);
+  float x[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    x[i] = i == column ? 1.0f : 0.0f;
+#pragma unroll
+    for (int j = 0; j < i; ++j) {
+      x[i] = fmaf(corner[i * kSquare + j], x[j], x[i]);
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    corner[i * kSquare + column] = x[i];
+  }
+}
+
+// sums += x of block j, by the square at (i, j): tokens 2 c and 2 c + 1 of eight are the product's indices c and c + 4.
+template <typename T>
+__device__ inline void add_square(const Preparation<T>& m, float (&sums)[2][4], const float (&x)[kChunk / 8][4], int i, int j) {
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    const float (&from)[4] = x[2 * j + s];
+    uint4 rows, rest;
+    split(make_float4(from[0], from[2], from[1], from[3]), rows, rest);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const float2 pair = *reinterpret_cast<const float2*>(m.a + (i * 16 + n * 8 + m.g) * kSquare + j * 16 + s * 8 + m.c);
+      uint4 by, by_rest;
+      split(make_float4(pair.x, pair.y, 0, 0), by, by_rest);
+      mma(sums[n], rest, by.x, by.y, float{});
+      mma(sums[n], rows, by_rest.x, by_rest.y, float{});
+      mma(sums[n], rows, by.x, by.y, float{});
+    }
+  }
+}
+
+// (I + A) x = what x is, block after block.
+template <typename T>
+__device__ inline void solve(const Preparation<T>& m, float (&x)[kChunk / 8][4]) {
+  const auto put = [&](const float (&sums)[2][4], int i) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      x[2 * i + e / 4][e % 4] = sums[e / 4][e % 4];
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < Preparation<T>::kBlocks; ++i) {
+    float sums[2][4];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      sums[e / 4][e % 4] = x[2 * i + e / 4][e % 4];
+    }
+#pragma unroll
+    for (int j = 0; j < i; ++j) {
+      add_square(m, sums, x, i, j);
+    }
+    put(sums, i);
+    float solved[2][4]{};
+    add_square(m, solved, x, i, i);
+    put(solved, i);
+  }
+}
+
+// The right side for 16 columns of keys or values, times what their tokens have; or of the identity.
+template <typename T>
+__device__ inline void load_columns(const Preparation<T>& m, float (&x)[kChunk / 8][4], int column, bool of_keys, bool of_one) {
+  const T* const source = of_keys ? m.k : m.v;
+  const int pitch = of_keys ? kPitch : Preparation<T>::kValues;
+  const float* const factor = of_keys ? m.key_factor : m.beta;
+#pragma unroll
+  for (int i = 0; i < Preparation<T>::kBlocks; ++i) {
+    sums_from<T>(left_transposed(source + i * 16 * pitch + column, pitch), x[2 * i], x[2 * i + 1]);
+  }
+#pragma unroll
+  for (int t = 0; t < kChunk / 8; ++t) {
+    const float2 by = *reinterpret_cast<const float2*>(factor + t * 8 + m.c);
+    x[t][0] *= by.x;
+    x[t][1] *= by.y;
+    x[t][2] *= by.x;
+    x[t][3] *= by.y;
+  }
+  if (of_one) {
+#pragma unroll
+    for (int t = 0; t < kChunk / 8; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        x[t][e] = column + m.g + e / 2 * 8 == t * 8 + m.c + e % 2 ? 1.0f : 0.0f;
+      }
+    }
+  }
+}
+
+template <typename T, bool Delta>
+__device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
+  extern __shared__ __align__(16) char memory[];
+  const Work work(p, blockIdx.x / to.chunks);
+  const int first = to.first + blockIdx.x % to.chunks * kChunk;
+  const long long block = blockIdx.x;
+  const Preparation<T> m{.k = reinterpret_cast<T*>(memory)};
+  load_rows<T, kChunkKeys>(m.k, p, work, p.k, work.key_head, first, 0, p.key_size);
+  load_rows<T, kChunkKeys>(m.q, p, work, p.q, work.key_head, first, 0, p.key_size);
+  load_rows<T, kChunkColumns>(m.v, p, work, p.v, work.head, first, 0, p.value_size);
+  commit_copies();
+  if (m.warp == 0) {
+    put_gates(m, Gates(p, work, first), to.decay + block * 2 * kChunk);
+  }
+  wait_copies<0>();
+  __syncthreads();
+  if (const bool with_q = m.warp >= 4; Delta || with_q) {
+    put_scores(m, p, to, with_q);
+  }
+  __syncthreads();
+  if constexpr (Delta) {
+    if (m.warp < 2) {
+      invert_diagonal(m.a);
+    }
+    __syncthreads();
+  }
+
+  // 16 columns of W, V' or the inverse at a time for each warp, as the rows of products.
+  const int values = (p.value_size + kScanColumns - 1) / kScanColumns * kScanColumns;
+  for (int before = 0; before < values; before += kChunkColumns) {
+    const int key_groups = Delta && before == 0 ? kChunkKeys / 16 : 0;
+    const int known_groups = key_groups + min(values - before, kChunkColumns) / 16;
+    const int groups = known_groups + (Delta && to.solve && before == 0 ? m.kBlocks : 0);
+    for (int group = m.warp; group < groups; group += kChunkThreads / 32) {
+      const bool of_keys = group < key_groups;
+      const bool of_one = Delta && group >= known_groups;  // the inverse solves for the identity
+      const int column = (of_keys ? group : of_one ? group - known_groups : group - key_groups) * 16;
+      float x[kChunk / 8][4];
+      load_columns(m, x, column, of_keys, of_one);
+      if constexpr (Delta) {
+        solve(m, x);
+      }
+      if (!of_one) {  // with the delta rule the last tokens have met all others
+        constexpr int kMet = Delta ? 1 : kChunk / 8;
+        mark<kMet>(p, to, x + kChunk / 8 - kMet);
+      }
+      T* out = of_keys ? static_cast<T*>(to.w) + (block * kChunkKeys + column + m.g) * kChunk
+                       : static_cast<T*>(to.v) + (block * values + before + column + m.g) * kChunk;
+      if (of_one) {
+        out = static_cast<T*>(to.solve) + (block * kChunk + column + m.g) * kChunk;
+      }
+#pragma unroll
+      for (int t = 0; t < kChunk / 8; ++t) {
+        write_pair(out + t * 8 + m.c, x[t][0], x[t][1]);
+        write_pair(out + 8 * kChunk + t * 8 + m.c, x[t][2], x[t][3]);
+      }
+    }
+    if (before + kChunkColumns < values) {
+      __syncthreads();
+      load_rows<T, kChunkColumns>(m.v, p, work, p.v, work.head, first, before + kChunkColumns, p.value_size);
+      commit_copies();
+      wait_copies<0>();
+      __syncthreads();
+    }
+  }
+}
+
+}  // namespace mlx_cuda
