@@ -123,7 +123,7 @@ def note_route(case: Case, side: Side, result: Any, header: dict[str, Any]) -> N
         header["engine"], header["reason"] = choice.engine, choice.reason
     elif case.primitive is None:  # explain() does not know it
         computing = set(header["primitives"]) - LAYOUT
-        header["engine"] = computing.pop() if len(computing) == 1 else "composed"
+        header["engine"] = computing.pop() if len(computing) == 1 else "fallback"
 
 
 def summary(case: CaseResult) -> str:

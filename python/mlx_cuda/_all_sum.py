@@ -60,6 +60,6 @@ def explain(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = N
     """Which way a sum goes; asks nobody else, so not whether GPUs reach each other."""
     require_arrays("all_sum", x=x)
     if isinstance(engine := native.engine(resolve(stream)), str):
-        return Choice("upstream", engine)
+        return Choice("mlx", engine)
     reason = engine.module.all_sum_refusal(x, mx.distributed.init() if group is None else group)
-    return Choice("upstream", reason) if reason else Choice("peers", "few enough GPUs, if they reach each other's memory", "all_sum")
+    return Choice("mlx", reason) if reason else Choice("peers", "few enough GPUs, if they reach each other's memory", "all_sum")

@@ -94,13 +94,13 @@ def _described(tokens: Any, cache: Any) -> str:
 def explain(model: Any) -> Choice:
     """Whether the model's steps are replayed, and how many of what a step consists of."""
     if setting.on:
-        return Choice("upstream", INVARIANT)
+        return Choice("mlx", INVARIANT)
     state = decoding_of(model)
     if not state.recordings:
         reason = state.reason or "this thread has no recording of it: another has, or it was let go of"
         others = left_alone(package_of(type(model)))
         unknown = [f"left alone, as their code is not known: {', '.join(others)}"] if others else []
-        return Choice("upstream", "; ".join([not_replaying(model) or reason, *unknown]))
+        return Choice("mlx", "; ".join([not_replaying(model) or reason, *unknown]))
     recorded = state.recordings[0].step
     parts = ", ".join(f"{count} {name}" for name, count in recorded.primitives.items())
     return Choice("replay", f"its step was recorded: {recorded.nodes} nodes in one launch", parts)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from . import _all_sum, _decode_step
 from ._attention.attention import attention
@@ -26,12 +27,30 @@ if TYPE_CHECKING:
 
     import mlx.core as mx
 
-    from ._common.choice import Choice
+    from ._common.choice import Choice, EngineName
 
 OPERATIONS: tuple[Any, ...] = (
     attention, attention_varlen, paged_attention, quantized_attention, linear, swiglu, quantized_matmul, gather_mm, gather_qmm,
     grouped_matmul, fp8_matmul, gated_delta, ssd, short_conv,
 )  # fmt: skip
+
+
+RETIRED = {"mlx": "upstream", "fallback": "composed"}  # what engines were called before 0.32.4.1
+
+
+class _Engine(str):
+    """The name of an engine, which for one release also equals the name that it had."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if former := isinstance(other, str) and str(other) == RETIRED.get(str(self)):
+            warnings.warn(f'explain() calls the engine "{self}", no longer "{other}"', DeprecationWarning, stacklevel=2)
+        return former or str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
 
 def _prepared(operation: Any, *arguments: Any, **options: Any) -> Choice:
@@ -70,8 +89,8 @@ def explain(*arguments: Any, **options: Any) -> Choice:
         weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of :func:`swiglu`: ``"fused"`` (our kernel).
         Of linear attention: ``"recurrent"`` (our kernels that go from token to token) and ``"chunked"`` (those for prompts); of the
         convolution before it ``"direct"``. Of sums over GPUs: ``"peers"`` (our kernel, where they reach each other's memory). Of all:
-        ``"upstream"`` (MLX's own function) and ``"composed"`` (MLX's operations). Of decoding steps: ``"replay"`` (recorded, ``kernel``
-        says what they are made of) and ``"upstream"`` (the model as it is). Elsewhere ``kernel`` names the source and the kernel of ours,
+        ``"mlx"`` (MLX's own function) and ``"fallback"`` (MLX's operations). Of decoding steps: ``"replay"`` (recorded, ``kernel``
+        says what they are made of) and ``"mlx"`` (the model as it is). Elsewhere ``kernel`` names the source and the kernel of ours,
         as the arrays lie now, where the native module can tell; it is empty where a library or MLX computes the call.
 
     Raises:
@@ -83,4 +102,5 @@ def explain(*arguments: Any, **options: Any) -> Choice:
     if operation not in RULES:
         known = ", ".join(f"mlx_cuda.{known.__name__}" for known in RULES)
         raise ValueError(f"[explain] The operation must be one of {known}, got {getattr(operation, '__name__', operation)}.")
-    return RULES[operation](*rest, **options)
+    choice = RULES[operation](*rest, **options)
+    return replace(choice, engine=cast("EngineName", _Engine(choice.engine)))

@@ -79,7 +79,7 @@ def _gated_delta_update(
     q: Any, k: Any, v: Any, gamma: Any, beta: Any, initial_state: Any = None, mask: Any = None, stream: StreamOrDevice = None
 ) -> Prepared | None:
     call = gated_delta.prepare(q, k, v, gamma, beta, state=initial_state, mask=mask, stream=stream)
-    if call.choice.engine == "upstream":
+    if call.choice.engine == "mlx":
         return None
 
     def compute() -> tuple[mx.array, mx.array]:

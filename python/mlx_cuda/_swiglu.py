@@ -56,7 +56,7 @@ def _plan(gate: Shape, up: Shape, gate_dtype: mx.Dtype, up_dtype: mx.Dtype) -> t
     if not mx.issubdtype(dtype, mx.floating):
         dtype = mx.float32
     against = "the shapes differ" if gate != up else against_native(dtype_name(dtype), gate)
-    choice = Choice("composed", against) if against else Choice("fused", "equal shapes, in one pass")
+    choice = Choice("fallback", against) if against else Choice("fused", "equal shapes, in one pass")
     return None if gate_dtype == up_dtype == dtype else dtype, choice
 
 

@@ -316,7 +316,7 @@ def test_explain_is_asked_about_the_call_that_is_timed(group: str, monkeypatch: 
 
 def test_the_table_names_the_engine_of_what_explain_does_not_know() -> None:
     def case(name: str, *primitives: str) -> CaseResult:
-        return CaseResult("varlen", name, "TFLOP/s", 1e12, {}, list(primitives), sides={"ours": SideResult([1.0])}, engine="composed")
+        return CaseResult("varlen", name, "TFLOP/s", 1e12, {}, list(primitives), sides={"ours": SideResult([1.0])}, engine="fallback")
 
     rows = [case("masked", "Broadcast", "FlashAttention"), case("packed", "Arange", "FlashVarlenAttention")]
     table = case_table([*rows, case("paged", "PagedAttention"), case("padded", "Matmul")])
@@ -324,7 +324,7 @@ def test_the_table_names_the_engine_of_what_explain_does_not_know() -> None:
         ["| masked", "flash"],
         ["| packed", "flash"],
         ["| paged", "decode"],
-        ["| padded", "composed"],
+        ["| padded", "fallback"],
     ]
 
 

@@ -43,7 +43,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, help="of each process, for the references; default: the cores that are left")
     parser.add_argument("--largest", type=int, help="scores, or products of two numbers, of one case, at most")
     parser.add_argument(
-        "--without", nargs="+", default=[], metavar="ENGINE", help="leave out products of these: MLX compiles kernels for 'upstream'"
+        "--without", nargs="+", default=[], metavar="ENGINE", help="leave out products of these: MLX compiles kernels for 'mlx'"
     )
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
     options = parser.parse_args(arguments)

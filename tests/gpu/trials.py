@@ -159,7 +159,7 @@ def _fused_or_not(call: Callable[..., Any], name: str) -> tuple[str, Callable[..
     except ValueError as error:
         if "no fused kernel" not in str(error):
             raise
-        return f"composed {name}", call
+        return f"fallback {name}", call
     return f"{'flash' if name == 'varlen' else 'decode'} {name}", call
 
 

@@ -78,7 +78,7 @@ class Products:
         scale_a, scale_b, bias, out_dtype, stream = rest
         self.calls.append(f"fp8 {a.shape} {_shape(scale_a)} {_shape(scale_b)}")
         blocked = _fp8._blocked(a.shape, b.shape, *(None if array is None else array.shape for array in (scale_a, scale_b, bias)))
-        choice = Choice("composed", "")
+        choice = Choice("fallback", "")
         return _fp8._composed(_fp8.Fp8Call(a, b, scale_a, scale_b, bias, out_dtype, blocked, stream, choice))
 
     def quantize_fp8(self, x: mx.array, how: str, _: mx.Stream) -> tuple[mx.array, mx.array]:

@@ -66,7 +66,7 @@ def test_what_mlx_raises_for() -> None:
 
 def test_it_is_explained() -> None:
     choice = mlx_cuda.explain(mlx_cuda.all_sum, mx.zeros((4,)))
-    assert choice.engine == "upstream"
+    assert choice.engine == "mlx"
     assert choice.reason
     with pytest.raises(TypeError, match=r"^\[all_sum\] x must be an mlx\.core\.array, got float\.$"):
         mlx_cuda.explain(mlx_cuda.all_sum, 2.0)

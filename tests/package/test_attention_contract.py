@@ -359,9 +359,9 @@ def test_in_how_many_parts_it_is_computed() -> None:
     """MLX's kernel for one to three queries of many keys has 32 blocks for each batch entry."""
     q, few, many = (mx.zeros((1, 4, length, 8)) for length in (3, 1024, 1025))
     masked = Options(1.0, mask=mx.ones((1, 1, 3, 1024), mx.bool_))
-    assert most_batches("upstream", q, few, Options(1.0)) == most_batches("decode", q, many, masked) == 65535
-    assert most_batches("upstream", q, many, Options(1.0)) == 2047
-    assert most_batches("upstream", many, many, Options(1.0)) == most_batches("flash", q, many, Options(1.0)) == 65535
+    assert most_batches("mlx", q, few, Options(1.0)) == most_batches("decode", q, many, masked) == 65535
+    assert most_batches("mlx", q, many, Options(1.0)) == 2047
+    assert most_batches("mlx", many, many, Options(1.0)) == most_batches("flash", q, many, Options(1.0)) == 65535
     assert most_batches("flash", q, few, masked) == 16383
 
 

@@ -211,8 +211,8 @@ def test_arrays_that_are_none() -> None:
 def test_explain_says_why() -> None:
     q, k, v = inputs(1, 4, 2, 3, 5, 8)
     plain = explain(q, k, v, mask="causal", stream=mx.cpu)
-    assert (plain.engine, plain.reason) == ("upstream", "the stream is on the CPU")
-    assert explain(q, k, v, softcap=2.0, stream=mx.cpu).engine == "composed"
+    assert (plain.engine, plain.reason) == ("mlx", "the stream is on the CPU")
+    assert explain(q, k, v, softcap=2.0, stream=mx.cpu).engine == "fallback"
 
 
 def test_force_fused_names_the_reason() -> None:
@@ -266,7 +266,7 @@ def test_wrappers_follow_the_patch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def choose(*arguments: Any) -> Choice:
         seen.append(arguments[3])
-        return Choice("upstream", "")
+        return Choice("mlx", "")
 
     monkeypatch.setattr("mlx_cuda._attention.attention.choose", choose)
     calls: list[dict[str, Any]] = [{"mask": "causal"}, {"mask": mx.ones((3, 5), mx.bool_)}, {"sinks": mx.ones(4)}]

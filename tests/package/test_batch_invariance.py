@@ -444,7 +444,7 @@ def test_steps_are_not_captured() -> None:
     model = make_model(0)
     with mlx_cuda.patch(batch_invariant=True):
         choice = mlx_cuda.explain(mlx_cuda.decode_step, model)
-        assert choice.engine == "upstream"
+        assert choice.engine == "mlx"
         assert "batch_invariant" in choice.reason
         with pytest.raises(ValueError, match="batch_invariant"):
             mlx_cuda.decode_step(model, mx.array([[1]]), [])

@@ -73,6 +73,6 @@ def test_products_of_ours_are_there_for_one_thread_at_a_time() -> None:
 
 def test_explain_of_a_model_that_never_decoded() -> None:
     model = nn.Linear(1, 1)
-    assert mlx_cuda.explain(mlx_cuda.decode_step, model).engine == "upstream"
+    assert mlx_cuda.explain(mlx_cuda.decode_step, model).engine == "mlx"
     assert "no step" in mlx_cuda.explain(mlx_cuda.decode_step, model).reason
     assert decoding_of(model) is decoding_of(model)

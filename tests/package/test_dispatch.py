@@ -79,8 +79,8 @@ PREFILLS: list[tuple[dict[str, Any], str, str]] = [
     # additive masks: on Hopper our kernel, elsewhere MLX's own, which gives them to cuDNN, where it says the rest of the call
     ({"mask": "additive"}, "flash", "cuDNN is given no array masks"),
     ({"mask": "additive", "q_len": 999, "k_len": 4100} | heads(64), "flash", ""),
-    ({"mask": "additive", "capability": (8, 0)}, "upstream", "MLX gives cuDNN the additive mask"),
-    ({"mask": "additive", "capability": (10, 0)}, "upstream", ""),
+    ({"mask": "additive", "capability": (8, 0)}, "mlx", "MLX gives cuDNN the additive mask"),
+    ({"mask": "additive", "capability": (10, 0)}, "mlx", ""),
     ({"mask": "additive", "lse": True}, "flash", ""),
     ({"mask": "additive", "sinks": True}, "flash", ""),
     ({"mask": "additive", "window": "sides"}, "flash", ""),
@@ -88,29 +88,29 @@ PREFILLS: list[tuple[dict[str, Any], str, str]] = [
     ({"mask": "additive"} | heads(128, 64), "flash", ""),
     # float32: through TF32, where that may be
     ({"dtype": "float32"}, "flash", "cuDNN computes float16 and bfloat16, not float32"),
-    ({"dtype": "float32", "tf32": False}, "upstream", "MLX_ENABLE_TF32=0"),
-    ({"dtype": "float32", "q_len": 15}, "upstream", "fewer than 16 queries in float32"),
-    ({"dtype": "float32"} | heads(512), "upstream", "the flash kernel takes no head_dim of 512"),
-    ({"dtype": "float64"}, "upstream", "not float64"),
+    ({"dtype": "float32", "tf32": False}, "mlx", "MLX_ENABLE_TF32=0"),
+    ({"dtype": "float32", "q_len": 15}, "mlx", "fewer than 16 queries in float32"),
+    ({"dtype": "float32"} | heads(512), "mlx", "the flash kernel takes no head_dim of 512"),
+    ({"dtype": "float64"}, "mlx", "not float64"),
     # head_dims over 256
     (heads(512), "flash", "512 is over 256, cuDNN's widest on sm_90"),
     (heads(576, 512) | {"softcap": True}, "flash", "not given softcap"),
     (heads(264), "flash", "264 is over 256"),
-    (heads(584), "upstream", "the flash kernel takes no head_dim of 584"),
-    (heads(584, 512) | {"softcap": True}, "composed", "the flash kernel takes no head_dim of 584/512"),
-    (heads(512, 520), "upstream", "the flash kernel takes no head_dim of 512/520"),
+    (heads(584), "mlx", "the flash kernel takes no head_dim of 584"),
+    (heads(584, 512) | {"softcap": True}, "fallback", "the flash kernel takes no head_dim of 584/512"),
+    (heads(512, 520), "mlx", "the flash kernel takes no head_dim of 512/520"),
     # nobody
-    (heads(100), "upstream", "100 is no multiple of 8"),
-    (heads(128, 100), "upstream", "128/100 is no multiple of 8"),
-    ({"capability": (7, 5)}, "upstream", "needs sm_80 or newer, not sm_75"),
-    ({"capability": (7, 5), "softcap": True}, "composed", "needs sm_80 or newer, not sm_75"),
-    ({"capability": (7, 5), "mask": "additive"}, "upstream", "cuDNN is given no array masks"),
-    ({"capability": (7, 5), "lse": True}, "composed", ""),
-    ({"batch": 0}, "upstream", "a dimension is 0"),
-    ({"k_len": 0, "ragged": True}, "composed", "a dimension is 0"),
+    (heads(100), "mlx", "100 is no multiple of 8"),
+    (heads(128, 100), "mlx", "128/100 is no multiple of 8"),
+    ({"capability": (7, 5)}, "mlx", "needs sm_80 or newer, not sm_75"),
+    ({"capability": (7, 5), "softcap": True}, "fallback", "needs sm_80 or newer, not sm_75"),
+    ({"capability": (7, 5), "mask": "additive"}, "mlx", "cuDNN is given no array masks"),
+    ({"capability": (7, 5), "lse": True}, "fallback", ""),
+    ({"batch": 0}, "mlx", "a dimension is 0"),
+    ({"k_len": 0, "ragged": True}, "fallback", "a dimension is 0"),
     ({"batch": 8192, "heads": 8, "mask": "bool"}, "flash", "cuDNN is given no array masks"),  # in parts
     ({"batch": 8192, "heads": 8, "softcap": True}, "flash", "not given softcap"),
-    ({"batch": 65536, "softcap": True}, "composed", "the flash kernel's grid has at most 65535 blocks"),
+    ({"batch": 65536, "softcap": True}, "fallback", "the flash kernel's grid has at most 65535 blocks"),
 ]
 
 
@@ -143,13 +143,13 @@ STEPS: list[tuple[dict[str, Any], str, str]] = [
     (heads(512), "decode", ""),
     (heads(576, 512) | {"heads": 128, "kv_heads": 1, "q_len": 4}, "decode", ""),
     (heads(512) | {"capability": (8, 9)}, "flash", "sm_89 has too little memory for head_dim 512"),
-    (heads(584), "upstream", "the decode kernel takes no head_dim of 584"),
+    (heads(584), "mlx", "the decode kernel takes no head_dim of 584"),
     ({"q_len": 3, "heads": 640}, "decode", ""),  # however many share a key
     ({"q_len": 17, "heads": 64}, "flash", "the keys of a growing cache"),
     ({"q_len": 17, "heads": 64, "mask": "bool"}, "flash", "272 queries share each key, too many to decode"),
-    ({"batch": 65536}, "upstream", "the decode kernel's grid has at most 65535 blocks"),
-    ({"q_len": 3, "capability": (7, 5)}, "upstream", "a plan for fewer than 4 queries does not pay"),
-    ({"dtype": "float32"}, "upstream", "fewer than 16 queries in float32 are MLX's"),
+    ({"batch": 65536}, "mlx", "the decode kernel's grid has at most 65535 blocks"),
+    ({"q_len": 3, "capability": (7, 5)}, "mlx", "a plan for fewer than 4 queries does not pay"),
+    ({"dtype": "float32"}, "mlx", "fewer than 16 queries in float32 are MLX's"),
 ]
 
 
@@ -216,9 +216,9 @@ def test_a_growing_cache_is_one_call() -> None:
         ({}, "flash", "where they lie"),
         ({"q_len": 1, "softcap": True, "sinks": True, "lse": True}, "flash", ""),
         ({"dtype": "float32"}, "flash", ""),
-        ({"dtype": "float32", "tf32": False}, "composed", "MLX_ENABLE_TF32=0"),
-        ({"capability": (7, 5)}, "composed", "sm_75"),
-        ({"k_len": 0}, "composed", "a dimension is 0"),
+        ({"dtype": "float32", "tf32": False}, "fallback", "MLX_ENABLE_TF32=0"),
+        ({"capability": (7, 5)}, "fallback", "sm_75"),
+        ({"k_len": 0}, "fallback", "a dimension is 0"),
     ],
     ids=str,
 )
@@ -233,9 +233,9 @@ def test_packed_sequences(changed: dict[str, Any], engine: str, reason: str) -> 
     [
         ({}, 16, "decode", "where they lie"),
         ({"q_len": 32, "softcap": True, "sinks": True, "lse": True, "window": "left"}, 64, "decode", ""),
-        ({}, 24, "composed", "a multiple of 16 keys, not 24"),
-        ({"q_len": 33}, 16, "composed", "up to 32 queries"),
-        ({"k_len": 0}, 16, "composed", "a dimension is 0"),
+        ({}, 24, "fallback", "a multiple of 16 keys, not 24"),
+        ({"q_len": 33}, 16, "fallback", "up to 32 queries"),
+        ({"k_len": 0}, 16, "fallback", "a dimension is 0"),
     ],
     ids=str,
 )

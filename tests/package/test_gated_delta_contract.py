@@ -171,7 +171,7 @@ def test_gpus_with_little_shared_memory_leave_the_widest_keys_to_mlx(monkeypatch
         g = mx.zeros((1, tokens, 2, key) if channels else (1, tokens, 2))
         return choose(Call(q, q, v, g, mx.zeros((1, tokens, 2)), None, None, None), mx.default_stream(mx.cpu)).engine
 
-    assert engine((8, 6), 5, 192) == engine((12, 0), 5, 192) == "upstream"
+    assert engine((8, 6), 5, 192) == engine((12, 0), 5, 192) == "mlx"
     assert engine((9, 0), 5, 192) == engine((8, 0), 5, 192) == engine((8, 6), 4, 192) == engine((8, 6), 5, 128) == "recurrent"
     assert engine((8, 6), 5, 192, channels=False) == "recurrent"
 

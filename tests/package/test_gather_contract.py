@@ -175,7 +175,7 @@ def test_explain_names_the_kernel(products: Products) -> None:
         mlx_cuda.explain(OURS.gather_mm, few.astype(mx.float32), w, rhs_indices=rhs),
         mlx_cuda.explain(OURS.grouped_matmul, x.astype(mx.float32), w, offsets, transpose=False),
     ]
-    assert [(choice.engine, choice.kernel) for choice in named] == [("grouped", ""), ("upstream", ""), ("composed", "")]
+    assert [(choice.engine, choice.kernel) for choice in named] == [("grouped", ""), ("mlx", ""), ("fallback", "")]
     assert products.calls == []  # nothing was computed
 
 

@@ -77,7 +77,7 @@ def test_calls_choose_by_the_limits_in_force() -> None:
     known.put((8, 9), OWN)
     assert forgotten == [True]
     assert known.limits((8, 9)) is OWN
-    assert (choose_quantized(product).engine, choose_attention(chunk).engine) == ("upstream", "cudnn")
+    assert (choose_quantized(product).engine, choose_attention(chunk).engine) == ("mlx", "cudnn")
     assert "up to 640 rows MLX's kernel is the faster one" in choose_quantized(product).reason
     assert choose_quantized(product._replace(rows=96)).engine == "skinny"
     assert choose_quantized(product._replace(rows=641)).engine == "dequantize"

@@ -43,22 +43,22 @@ LARGER: list[dict[str, Any]] = [  # or another kind than where one row goes to M
         ({"rows": 1}, "skinny", ""),
         ({"rows": 1, "dtype": "float32", "tf32": False}, "skinny", ""),
         ({"rows": 1, "n": 2048, "k": 1024}, "small", "one row of so few weights"),
-        ({"rows": 1, "n": 1024, "k": 2048, "capability": (7, 5)}, "upstream", "our kernels need sm_80 or newer"),
+        ({"rows": 1, "n": 1024, "k": 2048, "capability": (7, 5)}, "mlx", "our kernels need sm_80 or newer"),
         *(({"rows": 1, "n": 2048, "k": 1024} | other, "skinny", "") for other in LARGER),
         ({"rows": 4, "transpose": False, "mode": "nvfp4", "group_size": 16}, "skinny", ""),
         ({"dtype": "float16", "bits": 3, "group_size": 128}, "skinny", ""),
         ({"dtype": "float32"}, "dequantize", ""),
-        ({"dtype": "float32", "tf32": False}, "upstream", "MLX_ENABLE_TF32=0 asks for float32 products"),
+        ({"dtype": "float32", "tf32": False}, "mlx", "MLX_ENABLE_TF32=0 asks for float32 products"),
         ({"capability": (8, 0)}, "dequantize", ""),
-        ({"capability": (7, 5)}, "upstream", "our kernels need sm_80 or newer, not sm_75"),
-        ({"bits": 1}, "upstream", "our kernels do not read 1 bit"),
-        ({"batches": 4}, "upstream", "a batch of 4 weights without indices is MLX's"),
-        ({"dtype": "float64"}, "upstream", "our kernels compute float16, bfloat16, float32, not float64"),
-        ({"rows": 0}, "upstream", "a dimension is 0"),
+        ({"capability": (7, 5)}, "mlx", "our kernels need sm_80 or newer, not sm_75"),
+        ({"bits": 1}, "mlx", "our kernels do not read 1 bit"),
+        ({"batches": 4}, "mlx", "a batch of 4 weights without indices is MLX's"),
+        ({"dtype": "float64"}, "mlx", "our kernels compute float16, bfloat16, float32, not float64"),
+        ({"rows": 0}, "mlx", "a dimension is 0"),
         # what MLX's CUDA kernels raise an error for
-        ({"capability": (7, 5), "mode": "mxfp4", "group_size": 32, "k": 96}, "composed", "take multiples of 64 as k, not 96"),
-        ({"capability": (7, 5), "mode": "mxfp4", "group_size": 32, "k": 96, "transpose": False}, "upstream", ""),
-        ({"capability": (7, 5), "k": 96}, "upstream", ""),
+        ({"capability": (7, 5), "mode": "mxfp4", "group_size": 32, "k": 96}, "fallback", "take multiples of 64 as k, not 96"),
+        ({"capability": (7, 5), "mode": "mxfp4", "group_size": 32, "k": 96, "transpose": False}, "mlx", ""),
+        ({"capability": (7, 5), "k": 96}, "mlx", ""),
     ],
     ids=str,
 )
@@ -82,13 +82,13 @@ def test_quantised_weights(changed: dict[str, Any], engine: str, reason: str) ->
         ({"rows": 64, "experts": 8, "transpose": False}, "skinny", ""),
         ({"rows": 64, "experts": 8, "dtype": "float32"}, "skinny", ""),
         ({"rows": 64, "experts": 8, "capability": (8, 0)}, "skinny", ""),
-        ({"dtype": "float32"}, "upstream", "the grouped kernels compute float16 and bfloat16, not float32"),
-        ({"k": 100, "transpose": False}, "upstream", "the grouped kernels take multiples of 8 as k, not 100"),
+        ({"dtype": "float32"}, "mlx", "the grouped kernels compute float16 and bfloat16, not float32"),
+        ({"k": 100, "transpose": False}, "mlx", "the grouped kernels take multiples of 8 as k, not 100"),
         ({"rows": 64, "dtype": "float32", "k": 100, "transpose": False}, "skinny", ""),
-        ({"global_scale": True}, "upstream", "scales of whole experts are MLX's"),
-        ({"rows": 8, "global_scale": True}, "upstream", ""),
-        ({"global_scale": True, "mode": "nvfp4", "group_size": 16, "k": 48}, "upstream", ""),
-        ({"capability": (7, 5), "mode": "mxfp8", "bits": 8, "k": 32}, "composed", "take multiples of 64 as k, not 32"),
+        ({"global_scale": True}, "mlx", "scales of whole experts are MLX's"),
+        ({"rows": 8, "global_scale": True}, "mlx", ""),
+        ({"global_scale": True, "mode": "nvfp4", "group_size": 16, "k": 48}, "mlx", ""),
+        ({"capability": (7, 5), "mode": "mxfp8", "bits": 8, "k": 32}, "fallback", "take multiples of 64 as k, not 32"),
     ],
     ids=str,
 )
@@ -104,10 +104,10 @@ def test_quantised_experts(changed: dict[str, Any], engine: str, reason: str) ->
         ({}, "grouped", "rows of one expert are multiplied together"),
         ({"experts": 5000, "rows": 1}, "grouped", ""),
         ({"dtype": "float16", "transpose": False, "n": 33}, "grouped", ""),
-        ({"dtype": "float32"}, "upstream", "the grouped kernels compute float16 and bfloat16, not float32"),
-        ({"k": 100}, "upstream", "the grouped kernels take multiples of 8 as k, not 100"),
-        ({"capability": (7, 5), "gathered": False}, "composed", "need sm_80 or newer, not sm_75"),
-        ({"experts": 0}, "upstream", "a dimension is 0"),
+        ({"dtype": "float32"}, "mlx", "the grouped kernels compute float16 and bfloat16, not float32"),
+        ({"k": 100}, "mlx", "the grouped kernels take multiples of 8 as k, not 100"),
+        ({"capability": (7, 5), "gathered": False}, "fallback", "need sm_80 or newer, not sm_75"),
+        ({"experts": 0}, "mlx", "a dimension is 0"),
     ],
     ids=str,
 )
@@ -123,8 +123,8 @@ def test_groups(changed: dict[str, Any], engine: str, reason: str) -> None:
         ({}, "cublaslt", "cuBLASLt multiplies e4m3"),
         ({"rows": 1, "n": 33, "k": 5}, "cublaslt", ""),
         ({"capability": (8, 9)}, "cublaslt", ""),
-        ({"capability": (8, 6)}, "composed", "products of e4m3 need sm_89 or newer, not sm_86"),
-        ({"rows": 0}, "composed", "a dimension is 0"),
+        ({"capability": (8, 6)}, "fallback", "products of e4m3 need sm_89 or newer, not sm_86"),
+        ({"rows": 0}, "fallback", "a dimension is 0"),
     ],
     ids=str,
 )
@@ -137,14 +137,14 @@ def test_fp8(changed: dict[str, Any], engine: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "case", "engine"),
     [
-        (choose_quantized, STEP, "upstream"),
-        (choose_quantized, PREFILL, "upstream"),
-        (choose_quantized, PREFILL._replace(mode="mxfp4", group_size=32, k=96), "composed"),  # no kernel of MLX's takes it
-        (choose_gather_qmm, EXPERTS._replace(rows=8), "upstream"),
-        (choose_gather_qmm, EXPERTS, "upstream"),
-        (choose_grouped, DENSE, "upstream"),
-        (choose_grouped, DENSE._replace(gathered=False), "composed"),
-        (choose_fp8, FP8, "composed"),
+        (choose_quantized, STEP, "mlx"),
+        (choose_quantized, PREFILL, "mlx"),
+        (choose_quantized, PREFILL._replace(mode="mxfp4", group_size=32, k=96), "fallback"),  # no kernel of MLX's takes it
+        (choose_gather_qmm, EXPERTS._replace(rows=8), "mlx"),
+        (choose_gather_qmm, EXPERTS, "mlx"),
+        (choose_grouped, DENSE, "mlx"),
+        (choose_grouped, DENSE._replace(gathered=False), "fallback"),
+        (choose_fp8, FP8, "fallback"),
     ],
 )
 def test_without_a_native_module(rule: Any, case: Any, engine: EngineName) -> None:
@@ -152,10 +152,10 @@ def test_without_a_native_module(rule: Any, case: Any, engine: EngineName) -> No
     asked = case._replace(capability=(0, 0))
     assert chosen(rule, asked, Gpu((9, 0), "there is none"), otherwise="skinny") == Choice(engine, "there is none")
     assert chosen(rule, asked, Gpu((9, 0)), otherwise="skinny") == rule(case)
-    assert rule(case).engine not in {"upstream", "composed"}
+    assert rule(case).engine not in {"mlx", "fallback"}
 
 
 def test_without_a_gpu() -> None:
     """Nobody's CUDA kernels are asked, not even MLX's."""
     case = PREFILL._replace(mode="mxfp4", group_size=32, k=96, capability=(0, 0))
-    assert chosen(choose_quantized, case, Gpu((0, 0), "on the CPU"), otherwise="upstream") == Choice("upstream", "on the CPU")
+    assert chosen(choose_quantized, case, Gpu((0, 0), "on the CPU"), otherwise="mlx") == Choice("mlx", "on the CPU")

@@ -6,6 +6,7 @@ import inspect
 import re
 from typing import Any
 
+import mlx.core as mx
 import mlx_cuda
 import pytest
 from mlx_cuda import _patch
@@ -55,3 +56,16 @@ def test_what_patch_replaces_is_of_the_list() -> None:
     others = {"scaled_dot_product_attention": "attention", "gated_delta_update": "gated_delta", "conv1d": "short_conv"}
     replaced = {others.get(route.name, route.name) for route in (*_patch.ROUTES, *_patch.OTHERS)}
     assert replaced <= {operation.__name__ for operation in RULES}
+
+
+def test_engines_have_their_former_names_for_one_release() -> None:
+    q = mx.ones((1, 1, 2, 8))
+    for engine, name, options in ("mlx", "upstream", {}), ("fallback", "composed", {"softcap": 2.0}):
+        found = mlx_cuda.explain(q, q, q, stream=mx.cpu, **options).engine
+        assert found == engine == mlx_cuda.explain(q, q, q, stream=mx.cpu, **options).engine
+        assert hash(found) == hash(engine)
+        with pytest.warns(DeprecationWarning, match=f'calls the engine "{engine}", no longer "{name}"'):
+            assert found == name
+        with pytest.warns(DeprecationWarning, match=name):
+            assert not found != name  # noqa: SIM202
+        assert found != "flash"

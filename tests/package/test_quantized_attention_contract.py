@@ -108,9 +108,9 @@ def test_who_computes_a_call() -> None:
     for other in (
         {"q_len": 17}, {"dtype": "float32"}, {"head_dim": 80}, {"v_head_dim": 288}, {"capability": (7, 5)}, {"k_len": 0}, {"batch": 2**16},
     ):  # fmt: skip
-        assert engine(CASE._replace(**other)) == "composed", other
-    assert engine(form=Format(64, 2, "affine")) == engine(page=24) == engine(same=False) == "composed"
-    assert engine(CASE._replace(dtype="float16"), Format(16, 4, "nvfp4")) == "composed"
+        assert engine(CASE._replace(**other)) == "fallback", other
+    assert engine(form=Format(64, 2, "affine")) == engine(page=24) == engine(same=False) == "fallback"
+    assert engine(CASE._replace(dtype="float16"), Format(16, 4, "nvfp4")) == "fallback"
 
 
 @pytest.fixture

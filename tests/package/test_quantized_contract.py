@@ -261,7 +261,7 @@ def test_what_is_composed_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlx_cuda._loader.native.gpu", lambda _: Gpu((9, 0), "there is none"))
     weights = drawn(Form("nvfp4", 4, 16), (10, 48))
     explained = mlx_cuda.explain(OURS.quantized_matmul, random((5, 48)), *weights.arrays, **weights.options)
-    assert (explained.engine, explained.reason) == ("composed", "there is none")
+    assert (explained.engine, explained.reason) == ("fallback", "there is none")
     check(random((5, 48)), weights, transpose=True)
     batch = drawn(Form("nvfp4", 4, 16), (3, 10, 48))  # of which MLX takes the first for a single matrix
     for x in random((5, 48)), random((48,)):

@@ -102,11 +102,11 @@ def test_who_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
         return short_conv.prepare(mx.broadcast_to(x[:1], (batch, *x.shape[1:])), weight, stream=mx.cpu).choice.engine
 
     assert engine(channels=8) == engine((8, 0), channels=16) == engine(dtype=mx.float16, channels=8, taps=3) == "direct"
-    assert engine((7, 5), channels=8) == engine(dtype=mx.float32, channels=8) == engine(batch=LARGEST_BATCH + 1, channels=8) == "upstream"
-    assert engine(channels=4) == engine(channels=8, taps=2) == engine(channels=8, taps=5) == engine(channels=8, tokens=0) == "upstream"
+    assert engine((7, 5), channels=8) == engine(dtype=mx.float32, channels=8) == engine(batch=LARGEST_BATCH + 1, channels=8) == "mlx"
+    assert engine(channels=4) == engine(channels=8, taps=2) == engine(channels=8, taps=5) == engine(channels=8, tokens=0) == "mlx"
     assert engine(batch=LARGEST_BATCH, channels=8) == "direct"
     assert engine(tokens=1) == engine(tokens=1, taps=2) == engine(tokens=1, taps=8) == "direct"
-    assert engine(tokens=1, channels=5) == engine(tokens=1, taps=1) == engine(tokens=1, taps=9) == "upstream"
+    assert engine(tokens=1, channels=5) == engine(tokens=1, taps=1) == engine(tokens=1, taps=9) == "mlx"
 
 
 def test_patched_calls_that_our_kernel_does_not_take_are_mlx_s() -> None:
@@ -128,7 +128,7 @@ def test_patched_calls_that_our_kernel_does_not_take_are_mlx_s() -> None:
 
 def test_more_channels_than_a_grid_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "engine", lambda _: native.Engine(KERNELS, (9, 0), cudnn=(9, 0, 0)))
-    for channels, engine in (MOST_CHANNELS, "direct"), (MOST_CHANNELS + 2, "upstream"):
+    for channels, engine in (MOST_CHANNELS, "direct"), (MOST_CHANNELS + 2, "mlx"):
         x, weight = mx.broadcast_to(mx.zeros(1, mx.bfloat16), (1, 1, channels)), mx.broadcast_to(mx.zeros(1, mx.bfloat16), (channels, 4))
         assert short_conv.prepare(x, weight, stream=mx.cpu).choice.engine == engine
 

@@ -150,7 +150,7 @@ def test_which_patched_calls_reach_mlx_by_way_of_ours(monkeypatch: pytest.Monkey
     a, b, rhs = random((3, 1, 16)), random((4, 16, 9)), mx.array([0, 3, 1])
     call = gather.gather_mm.prepare(a, b, rhs_indices=rhs)
     plain = gather.gather_mm.prepare(a, b[:3])
-    assert call.choice.engine == plain.choice.engine == "upstream"
+    assert call.choice.engine == plain.choice.engine == "mlx"
     monkeypatch.setattr(native, "on_cuda", lambda: True)
     assert not gather.misread_by_mlx(call)
     on_a_gpu: Any = SimpleNamespace(device=mx.Device(mx.gpu, 0))

@@ -64,7 +64,7 @@ class AttentionCall(AnyAttentionCall):
     def sizes(self) -> tuple[int, int] | None:
         """A mask has as many columns as there are keys, and queries before the first key are computed apart."""
         engine, q_len, k_len, window = self.choice.engine, self.q.shape[2], self.k.shape[2], self.window_size
-        one_node = engine in OURS or (engine == "upstream" and q_len <= k_len)
+        one_node = engine in OURS or (engine == "mlx" and q_len <= k_len)
         if self.options.mask is not None or not one_node or not self.at_once:
             return None
         left = window[0] if isinstance(window, tuple) else window
@@ -210,7 +210,7 @@ def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.S
     """Who computes the call."""
     engine = native.engine(stream)
     if isinstance(engine, str):
-        return Choice("upstream" if options.plain else "composed", engine)
+        return Choice("mlx" if options.plain else "fallback", engine)
     if max(q.shape[:2]) > MOST_BLOCKS:
         for axis in 1, 0:
             q, k, v, options = next(parts(q, k, v, options, axis, MOST_BLOCKS))
@@ -227,7 +227,7 @@ def most_batches(engine: EngineName, q: mx.array, k: mx.array, options: Options)
     """How many batch entries an engine takes at once: they are blocks in the last dimension of a grid. MLX's kernel for one to three
     queries of many keys has 32 for each (0.32.4), and what looks through a mask of ours has one for each head.
     """
-    if engine == "upstream" and q.shape[2] < FEWEST_QUERIES and k.shape[2] > MOST_KEYS_OF_A_PASS:
+    if engine == "mlx" and q.shape[2] < FEWEST_QUERIES and k.shape[2] > MOST_KEYS_OF_A_PASS:
         return MOST_BLOCKS // 32
     return max(MOST_BLOCKS // q.shape[1], 1) if engine == "flash" and options.mask is not None else MOST_BLOCKS
 
@@ -258,13 +258,13 @@ def run(
     if q.shape[0] > most:
         return _joined((again(*part, choice) for part in parts(q, k, v, options, 0, most)), 0)
     blind = q.shape[2] - k.shape[2]  # queries before the first key: MLX's own kernels do not take them
-    if choice.engine == "upstream" and options.causal and options.mask is None and blind > 0:
+    if choice.engine == "mlx" and options.causal and options.mask is None and blind > 0:
         seeing = again(q[:, :, blind:], k, v, options)
         return [mx.concatenate([mx.zeros((*shape[:2], blind, shape[3]), q.dtype), *seeing], axis=2)]
     if choice.engine in OURS:
         return fused(choice.engine, q, k, v, options, stream)
     refusal = f"[attention] force_fused is set, but no fused kernel takes this case: {choice.reason}"
-    if choice.engine == "composed":
+    if choice.engine == "fallback":
         if force_fused:
             raise ValueError(refusal)
         return compose(q, k, v, options)

@@ -133,7 +133,7 @@ def paged_attention(
         )  # fmt: skip
         options, engine = options._replace(ends=ends), native.engine(on)
         if isinstance(engine, str) or not k_pages.shape[0]:
-            choice = Choice("composed", engine if isinstance(engine, str) else "there is no page")
+            choice = Choice("fallback", engine if isinstance(engine, str) else "there is no page")
         else:
             choice = choose_paged(case_of(q, v_pages, (q.shape[2], k_len), options, engine, q.shape[0]), k_pages.shape[2])
         return PagedCall(options, choice, on, force_fused, q, k_pages, v_pages, table, window_size)

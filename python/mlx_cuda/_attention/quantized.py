@@ -223,7 +223,7 @@ def attend(
         )
         engine = native.engine(on)
         if isinstance(engine, str):
-            choice = Choice("composed", engine)
+            choice = Choice("fallback", engine)
         else:
             same = k_biases is None or all(part.dtype == q.dtype for of in (keys, values) for part in of[1:] if part is not None)
             case = case_of(q, v, (q_len, k_shape[2]), own, engine, batch)._replace(v_head_dim=v_shape[3])

@@ -99,10 +99,10 @@ def choose_attention(case: AttentionCase) -> Choice:
     if not cudnn:
         return Choice("cudnn", decode)
     if _additive_upstream(case):
-        return Choice("upstream", "MLX gives cuDNN the additive mask")
+        return Choice("mlx", "MLX gives cuDNN the additive mask")
     if not flash:
         return Choice("flash", f"{cudnn}; {decode}")
-    return Choice("upstream" if case.plain else "composed", f"{cudnn}; {decode}; {flash}")
+    return Choice("mlx" if case.plain else "fallback", f"{cudnn}; {decode}; {flash}")
 
 
 def equal_choice(q_len: int, k_len: int, window_left: int | None, *, asked: bool) -> tuple[int, int]:
@@ -122,7 +122,7 @@ def equal_choice(q_len: int, k_len: int, window_left: int | None, *, asked: bool
 def choose_varlen(case: AttentionCase) -> Choice:
     """The flash kernel for sequences packed one after another, of whose lengths the case holds the largest."""
     flash = _against_flash(case)
-    return Choice("composed", flash) if flash else Choice("flash", "sequences are read where they lie")
+    return Choice("fallback", flash) if flash else Choice("flash", "sequences are read where they lie")
 
 
 @lru_cache(1024)
@@ -131,7 +131,7 @@ def choose_paged(case: AttentionCase, page_size: int) -> Choice:
     decode = _against_decode(case)
     if not decode and page_size % PAGE_TILE:
         decode = f"the decode kernel takes pages of a multiple of {PAGE_TILE} keys, not {page_size}"
-    return Choice("composed", decode) if decode else Choice("decode", "pages are read where they lie")
+    return Choice("fallback", decode) if decode else Choice("decode", "pages are read where they lie")
 
 
 MOST_PACKED_ROWS = 64  # queries that share a kv head, of the kernel for quantised keys: with more it is faster to dequantise them once
@@ -154,7 +154,7 @@ def choose_quantized_attention(case: AttentionCase, form: Format, *, page_size: 
         (page_size % PAGE_TILE != 0, f"the kernel for quantised keys takes pages of a multiple of {PAGE_TILE} keys, not {page_size}"),
         (max(case.batch, case.kv_heads * MOST_PACKED_ROWS) > MOST_BLOCKS, f"a grid has at most {MOST_BLOCKS} blocks in two dimensions"),
     ))  # fmt: skip
-    return Choice("composed", against) if against else Choice("decode", "keys and values are read once, as they are packed")
+    return Choice("fallback", against) if against else Choice("decode", "keys and values are read once, as they are packed")
 
 
 def _limits(case: AttentionCase) -> Attention:
@@ -172,7 +172,7 @@ def _most_rows(case: AttentionCase, *, cudnn: bool) -> int:
 def _additive_upstream(case: AttentionCase) -> bool:
     takes = case.dtype in HALF and case.capability >= OLDEST_GPU and max(case.dims) <= WIDEST_UPSTREAM_HEAD
     same = case.head_dim == case.v_head_dim and case.head_dim % 8 == 0 and not case.empty
-    return case.mask == "additive" and case.plain and takes and same and _limits(case).additive == "upstream"
+    return case.mask == "additive" and case.plain and takes and same and _limits(case).additive == "mlx"
 
 
 def _dims(case: AttentionCase) -> str:

@@ -155,7 +155,7 @@ def attention_varlen(
             return_lse=return_lse,
         )  # fmt: skip
         if isinstance(engine := native.engine(on), str):
-            choice = Choice("composed", engine)
+            choice = Choice("fallback", engine)
         else:
             choice = choose_varlen(case_of(q, v, (max_seqlen_q, min(max_seqlen_k, v.shape[0])), options, engine, packing.sequences))
         return VarlenCall(options, choice, on, force_fused, q, k, v, packing)

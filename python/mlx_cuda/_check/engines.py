@@ -41,7 +41,7 @@ class Watched(NamedTuple):
 def _conv1d(x: Any, weight: Any, *arguments: Any, **options: Any) -> Choice:
     if short_conv.depthwise(x, weight, *arguments, **options) is not None:
         return Choice("direct", "each channel with its own taps, in one pass")
-    return Choice("upstream", "not the convolution of a prompt that our kernel computes")
+    return Choice("mlx", "not the convolution of a prompt that our kernel computes")
 
 
 def _gated_delta(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any = None, mask: Any = None, **options: Any) -> Choice:
@@ -81,7 +81,7 @@ def _chosen(of: Watched, arguments: tuple[Any, ...], options: dict[str, Any]) ->
     try:
         choice = of.chosen(*arguments, **options)
     except Exception as error:  # what ours does not take, MLX's function computes
-        return "upstream", str(error)
+        return "mlx", str(error)
     return choice.engine, choice.reason
 
 
@@ -105,7 +105,7 @@ def recorded() -> Iterator[Callable[[], list[Calls]]]:
             before.callback(setattr, each.owner, each.name, function)
             setattr(each.owner, each.name, counting(each, function))
         yield lambda: [
-            {"function": name, "engine": engine, "count": count, "ours": engine not in {"upstream", "composed"}, "reason": reason}
+            {"function": name, "engine": engine, "count": count, "ours": engine not in {"mlx", "fallback"}, "reason": reason}
             for (name, engine, reason), count in found.items()
         ]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-AttentionEngine = Literal["decode", "cudnn", "flash", "upstream", "composed"]
-MatmulEngine = Literal["skinny", "small", "dequantize", "grouped", "cublaslt", "upstream", "composed"]
-ElementwiseEngine = Literal["fused", "composed"]
-RecurrenceEngine = Literal["recurrent", "chunked", "direct", "upstream"]
-StepEngine = Literal["replay", "upstream"]
-SumEngine = Literal["peers", "upstream"]
+AttentionEngine = Literal["decode", "cudnn", "flash", "mlx", "fallback"]
+MatmulEngine = Literal["skinny", "small", "dequantize", "grouped", "cublaslt", "mlx", "fallback"]
+ElementwiseEngine = Literal["fused", "fallback"]
+RecurrenceEngine = Literal["recurrent", "chunked", "direct", "mlx"]
+StepEngine = Literal["replay", "mlx"]
+SumEngine = Literal["peers", "mlx"]
 EngineName = AttentionEngine | MatmulEngine | ElementwiseEngine | RecurrenceEngine | StepEngine | SumEngine
 
 HALF = ("float16", "bfloat16")

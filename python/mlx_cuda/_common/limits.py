@@ -36,7 +36,7 @@ class Attention(NamedTuple):
     growing: int = 64  # likewise where there are more keys than queries
     before_flash: int = 256  # likewise where our flash kernel takes the case, and cuDNN does not
     chunks: Literal["flash", "cudnn"] = "flash"  # who takes many queries to more keys; cuDNN builds a plan for each number of keys
-    additive: Literal["flash", "upstream"] = "upstream"  # who takes additive masks
+    additive: Literal["flash", "mlx"] = "mlx"  # who takes additive masks
 
 
 class DispatchThresholds(NamedTuple):
@@ -149,7 +149,7 @@ def from_json(content: Any, source: str) -> DispatchThresholds:
     try:
         products: dict[str, Products] = {kind: Products(**content["products"][kind]) for kind in KINDS}
         attention = Attention(**content["attention"])
-        known = attention.chunks in {"flash", "cudnn"} and attention.additive in {"flash", "upstream"}
+        known = attention.chunks in {"flash", "cudnn"} and attention.additive in {"flash", "mlx"}
     except (KeyError, TypeError) as error:
         raise ValueError(f"no limits: {error}") from None
     numbers = [*(number for each in products.values() for number in each), *attention[:3]]

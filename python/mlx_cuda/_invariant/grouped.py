@@ -25,7 +25,7 @@ def takes(dtype: mx.Dtype, rows: int, inner: int, columns: int, form: Format | N
     if form is not None and form.mode == "affine" and form.bits not in NATIVE_BITS:
         return False
     case = GroupedCase(rows, columns, inner, dtype_name(dtype), transpose=True, experts=1)
-    return chosen(choose_grouped, case, native.gpu(resolve(None)), otherwise="composed").engine == "grouped"
+    return chosen(choose_grouped, case, native.gpu(resolve(None)), otherwise="fallback").engine == "grouped"
 
 
 def dense(w: mx.array) -> Product:

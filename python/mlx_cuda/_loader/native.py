@@ -87,10 +87,10 @@ def module(stream: mx.Stream) -> NativeModule:
 
 def offered(choice: Choice, stream: mx.Stream) -> tuple[Choice, NativeModule | None]:
     """A choice for any GPU, as it is on this stream, and the module that computes the call, unless MLX's operations do."""
-    if choice.engine == "composed":
+    if choice.engine == "fallback":
         return choice, None
     found = engine(stream)
-    return (Choice("composed", found), None) if isinstance(found, str) else (choice, found.module)
+    return (Choice("fallback", found), None) if isinstance(found, str) else (choice, found.module)
 
 
 def device_capability(device: mx.Device) -> tuple[int, int]:

@@ -102,7 +102,7 @@ def fp8_matmul(
         scale_a, scale_b = (None if scale is None else scale.astype(mx.float32) for scale in (scale_a, scale_b))
         bias = None if bias is None else bias.astype(out_dtype)
     case = Fp8Case(math.prod(a.shape[:-1]), b.shape[0], b.shape[1], dtype_name(out_dtype))
-    choice = chosen(choose_fp8, case, native.gpu(on), otherwise="composed")
+    choice = chosen(choose_fp8, case, native.gpu(on), otherwise="fallback")
     return Fp8Call(a, b, scale_a, scale_b, bias, out_dtype, blocked, on, choice)
 
 

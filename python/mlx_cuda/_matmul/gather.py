@@ -212,7 +212,7 @@ def misread_by_mlx(call: Call[mx.array]) -> bool:
     """Whether a call that is left to MLX's function has to reach it by way of ours, which gives it operands that it reads right on CUDA."""
     if not isinstance(call, GatherCall) or (call.lhs is None and call.rhs is None):
         return False
-    return call.choice.engine == "upstream" and call.stream.device.type == mx.gpu and native.on_cuda()
+    return call.choice.engine == "mlx" and call.stream.device.type == mx.gpu and native.on_cuda()
 
 
 def gather_dense(
@@ -276,7 +276,7 @@ def _upstream(call: GatherCall) -> mx.array:
         dense = w.astype(plan.dtype)
     else:
         scales, biases = _batch(call.scales), None if call.biases is None else _batch(call.biases)
-        if call.choice.engine == "upstream":
+        if call.choice.engine == "mlx":
             return upstream_quantized(
                 x, w, scales, biases, call.lhs, call.rhs,
                 transpose=transpose, form=plan.form, global_scale=call.global_scale, sorted_indices=call.sorted_indices,
@@ -297,7 +297,7 @@ def _dense_plan(arrays: tuple[Any, ...], transpose: bool, sorted_indices: bool, 
     require_flags("gather_mm", sorted_indices=sorted_indices)
     left, right = a[0], b[0]
     if lhs is None and rhs is None:  # of whose operands MLX says itself what is wrong
-        choice = Choice("upstream", "without indices it is a plain product")
+        choice = Choice("mlx", "without indices it is a plain product")
         return GatherPlan(promoted(a[1], b[1]), None, (), left, (), False, False, False, choice)
     if len(left) < 2 or len(right) < 2 or left[-1] != right[-1 if transpose else -2]:
         form = "[..., N, K]" if transpose else "[..., K, N]"
@@ -307,7 +307,7 @@ def _dense_plan(arrays: tuple[Any, ...], transpose: bool, sorted_indices: bool, 
     case = GroupedCase(
         math.prod(pairs) * left[-2], n, left[-1], dtype_name(dtype), transpose, math.prod(right[:-2]), gathered=True, ordered=ordered
     )
-    choice = chosen(choose_grouped, case, gpu, otherwise="upstream")
+    choice = chosen(choose_grouped, case, gpu, otherwise="mlx")
     in_turn = lhs is None and _rises(left[:-2], pairs)
     return GatherPlan.of(dtype, None, (left, right, (*pairs, left[-2], n)), in_turn, ordered, choice)
 
@@ -331,7 +331,7 @@ def _quantized_plan(
         math.prod(pairs) * left[-2], n, k, dtype_name(dtype), form.mode, form.bits, form.group_size, transpose,
         experts=max(math.prod(right[:-2]), 1), ordered=ordered, global_scale=global_scale, tf32=native.tf32(),
     )  # fmt: skip
-    choice = chosen(choose_gather_qmm, case, gpu, otherwise="upstream")
+    choice = chosen(choose_gather_qmm, case, gpu, otherwise="mlx")
     return GatherPlan.of(dtype, form, (left, right, (*pairs, left[-2], n)), lhs is None and left[:-2] == pairs, ordered, choice)
 
 

@@ -105,7 +105,7 @@ def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: b
         raise WrongValue(f"[grouped_matmul] Shapes must be x [M, K] and w {form}, got {shape_text(x, w)}.")
     dtype, n = dense_dtype("grouped_matmul", x_dtype, w_dtype), w[1 if transpose else 2]
     case = GroupedCase(x[0], n, x[1], dtype_name(dtype), transpose, w[0])
-    return Plan(dtype, n, chosen(choose_grouped, case, gpu, otherwise="composed"))
+    return Plan(dtype, n, chosen(choose_grouped, case, gpu, otherwise="fallback"))
 
 
 def product_of_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: mx.Stream) -> mx.array:

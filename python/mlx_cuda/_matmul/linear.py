@@ -71,7 +71,7 @@ def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtype
     if activation and mx.issubdtype(dtype, mx.complexfloating):
         raise WrongValue(f"[linear] Activation {activation!r} needs a real type, got {dtype_name(dtype)}.")
     against = against_native(dtype_name(dtype), (*x, *w))
-    choice = Choice("composed", against) if against else Choice("cublaslt", "bias and activation are part of the product")
+    choice = Choice("fallback", against) if against else Choice("cublaslt", "bias and activation are part of the product")
     return None if {*dtypes} == {dtype} else dtype, choice
 
 

@@ -123,7 +123,7 @@ def _upstream(call: QuantizedCall) -> mx.array:
     x, w, scales, biases, transpose, plan = call.x, call.w, call.scales, call.biases, call.transpose, call.plan
     if plan.empty:  # a division by zero inside MLX
         return mx.zeros(plan.out, plan.dtype)
-    if call.choice.engine == "composed":
+    if call.choice.engine == "fallback":
         return composed(x.astype(plan.dtype), w, scales, biases, transpose, plan.form)
     if x.ndim == 1:  # which MLX's CUDA kernels refuse
         return product_of_batches(x[None], w, scales, biases, transpose, *plan.form)[0]
@@ -173,7 +173,7 @@ def _plan(
     case = QuantizedCase(
         rows, n, k, dtype_name(dtype), form.mode, form.bits, form.group_size, transpose, batches=batches, tf32=native.tf32()
     )
-    return Plan(dtype, form, out, 0 in (rows, n, k), chosen(choose_quantized, case, gpu, otherwise="upstream"))
+    return Plan(dtype, form, out, 0 in (rows, n, k), chosen(choose_quantized, case, gpu, otherwise="mlx"))
 
 
 def composed(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, transpose: bool, form: Format) -> mx.array:

@@ -111,7 +111,7 @@ def choose_quantized(case: QuantizedCase) -> Choice:
     if not skinny:
         return Choice("skinny", f"up to {_most_skinny(case)} rows read each weight once")
     if not dense and _is_upstream(case):
-        return Choice("upstream", f"{skinny}; up to {_products(case).upstream} rows MLX's kernel is the faster one")
+        return Choice("mlx", f"{skinny}; up to {_products(case).upstream} rows MLX's kernel is the faster one")
     if not dense:
         return Choice("dequantize", skinny)
     return _upstream_quantized(case, skinny, dense)
@@ -136,7 +136,7 @@ def choose_grouped(case: GroupedCase) -> Choice:
     against = _against_grouped(case)
     if not against:
         return Choice("grouped", "rows of one expert are multiplied together")
-    return Choice("upstream" if case.gathered else "composed", against)
+    return Choice("mlx" if case.gathered else "fallback", against)
 
 
 @lru_cache(1024)
@@ -146,7 +146,7 @@ def choose_fp8(case: Fp8Case) -> Choice:
         (0 in (case.rows, case.n, case.k), "a dimension is 0"),
         (case.capability < OLDEST_FP8_GPU, f"products of e4m3 need sm_89 or newer, not {sm(case.capability)}"),
     ))  # fmt: skip
-    return Choice("composed", against) if against else Choice("cublaslt", "cuBLASLt multiplies e4m3 and scales the result")
+    return Choice("fallback", against) if against else Choice("cublaslt", "cuBLASLt multiplies e4m3 and scales the result")
 
 
 def _against_quantized(case: QuantizedCase) -> str:
@@ -232,5 +232,5 @@ def _upstream_quantized(case: QuantizedCase, *against: str) -> Choice:
     """MLX's function, but for what its CUDA kernels raise an error for when they are evaluated."""
     reason = "; ".join(dict.fromkeys(against))
     if case.mode != "affine" and case.transpose and case.k % UPSTREAM_TILE and not case.global_scale:
-        return Choice("composed", f"{reason}; MLX's kernels take multiples of {UPSTREAM_TILE} as k, not {case.k}")
-    return Choice("upstream", reason)
+        return Choice("fallback", f"{reason}; MLX's kernels take multiples of {UPSTREAM_TILE} as k, not {case.k}")
+    return Choice("mlx", reason)

@@ -37,7 +37,7 @@ def _gated_delta(theirs: Callable[..., Any], *, chunked: bool = False) -> Callab
         if any(each is not None for each in (*more, *named.values())):  # states in between, or how long chunks are
             return None
         call = gated_delta.prepare(q, k, v, g, beta, state=state, mask=mask)
-        if call.choice.engine == "upstream":
+        if call.choice.engine == "mlx":
             return None
 
         def compute() -> Any:
@@ -80,7 +80,7 @@ def _ssm(theirs: Callable[..., Any], *, masks: bool = True) -> Callable[..., Any
             within = mx.arange(x.shape[1]) < lengths[:, None]
             seen = within if mask is None else mx.logical_and(within, mask)
         call = ssd.prepare(x, lasting, decay, B, C, state=state, mask=seen)
-        if call.choice.engine == "upstream":
+        if call.choice.engine == "mlx":
             return None
 
         def compute() -> Any:

@@ -37,7 +37,7 @@ class LinearAttentionCall(AnyCall[tuple[mx.array, mx.array]]):
     def result(self) -> tuple[mx.array, mx.array]:
         call, engine, on, delta = self.arrays, self.choice.engine, self.stream, self.delta
         with mx.stream(on):
-            if engine != "upstream":
+            if engine != "mlx":
                 y, state = fused(call, on, delta=delta, chunked=engine == "chunked")
             elif 0 in (*call.v.shape, call.sequences, call.k.shape[3]):
                 shape = (call.sequences, *call.v.shape[2:], call.k.shape[3])

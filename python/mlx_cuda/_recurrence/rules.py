@@ -87,7 +87,7 @@ def choose(call: Call, stream: mx.Stream) -> Choice:
     """Who computes a call."""
     engine = native.engine(stream)
     if isinstance(engine, str):
-        return Choice("upstream", engine)
+        return Choice("mlx", engine)
     k, v = call.k.shape, call.v.shape
     dtypes = dtype_name(call.v.dtype), dtype_name(call.g.dtype), dtype_name(call.beta.dtype)
     empty = 0 in v or 0 in k or call.sequences == 0
@@ -108,7 +108,7 @@ def choose_linear(case: LinearCase) -> Choice:
         ),
     ))  # fmt: skip
     if against:
-        return Choice("upstream", against)
+        return Choice("mlx", against)
     token_by_token = first_reason((
         (case.dtypes[0] == "float32", "in float32"),
         (case.channels, "each channel has a decay of its own"),

@@ -114,7 +114,7 @@ def choose(call: Call, stream: mx.Stream) -> Choice:
     """Who computes a call."""
     engine = native.engine(stream)
     if isinstance(engine, str):
-        return Choice("upstream", engine)
+        return Choice("mlx", engine)
     return choose_conv(ConvCase(call.x.shape, call.weight.shape[1], dtype_name(call.x.dtype), engine.capability))
 
 
@@ -134,7 +134,7 @@ def choose_conv(case: ConvCase) -> Choice:
         (batch > LARGEST_BATCH, f"our kernel takes {LARGEST_BATCH} sequences at most"),
         (channels > MOST_CHANNELS, f"our kernel takes {MOST_CHANNELS} channels at most"),
     ))  # fmt: skip
-    return Choice("upstream", against) if against else Choice("direct", "each channel with its own taps, in one pass")
+    return Choice("mlx", against) if against else Choice("direct", "each channel with its own taps, in one pass")
 
 
 def _composed(

@@ -118,7 +118,7 @@ def rules() -> list[Rule]:
         Rule("attention", "growing", (16, 32, 64, 128), lambda rows: _attention(rows // 4, mask="causal")),
         Rule("attention", "before_flash", (32, 64, 128, 256), lambda rows: _attention(rows // 8, 64, softcap=30.0)),
         Rule("attention", "chunks", (512, 1024), lambda rows: _attention(rows, mask="causal"), ("flash", "cudnn"), PLANS),
-        Rule("attention", "additive", (1024,), _biased, ("flash", "upstream")),
+        Rule("attention", "additive", (1024,), _biased, ("flash", "mlx")),
         Rule("affine 4", "skinny", (1, 8, 16, 32, 64, 128), lambda rows: _product("affine 4", rows, mx.float32)),
     ]
     for kind in KINDS:
