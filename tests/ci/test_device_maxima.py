@@ -12,7 +12,7 @@ PASSING_BY = {
     "decoding/append/quantized_row.cuh": "mx.quantize does so",
     "matmul/dense/epilogue.cu": "relu looks for NaN itself",
     "matmul/fp8/fp8.cu": "the largest finite magnitude",
-    "recurrence/chunk_forward.cuh": "how much of A is above 1: a chunk with NaN in it is marked for that",
+    "recurrence/chunk_prepare.cuh": "how much of A is above 1: a chunk with NaN in it is marked for that",
 }
 
 
