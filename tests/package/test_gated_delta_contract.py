@@ -10,7 +10,7 @@ import mlx_cuda
 import pytest
 from mlx_cuda._loader import native as _native
 from mlx_cuda._recurrence.composed import composed
-from mlx_cuda._recurrence.rules import Call, choose
+from mlx_cuda._recurrence.rules import CHUNKED_KEY, FEWEST_CHUNKED, LARGEST_KEY, Call, LinearCase, choose, choose_linear
 
 from tests.gpu.recurrences import exact, packed
 
@@ -84,7 +84,15 @@ def test_no_token_leaves_the_state() -> None:
     y, last = mlx_cuda.gated_delta(*arrays, state=state)
     assert y.shape == (2, 0, 4, 6)
     assert mx.array_equal(last, state)
+    assert last is not state
     assert not mlx_cuda.gated_delta(*arrays)[1].any()
+
+
+def test_keys_without_numbers_give_zeros() -> None:
+    q, k, v, g, beta = draw()
+    y, last = mlx_cuda.gated_delta(q[..., :0], k[..., :0], v, g, beta)
+    assert (y.shape, last.shape) == (v.shape, (2, 4, 6, 0))
+    assert not y.any()
 
 
 def with_(index: int, array: mx.array) -> Arrays:
@@ -161,6 +169,35 @@ def test_patched_calls_that_no_kernel_takes_are_upstreams() -> None:
             patched(*draw(tokens=0))
     assert mx.fast.gated_delta_update is UPSTREAM
     assert all(mx.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+LINEAR = LinearCase(
+    FEWEST_CHUNKED, 64, 64, ("bfloat16", "float32", "float32"), channels=False, packed=False, empty=False, capability=(9, 0)
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "engine", "reason"),
+    [
+        ({}, "chunked", ""),
+        ({"dtypes": ("float16", "float16", "float16")}, "chunked", ""),
+        ({"tokens": FEWEST_CHUNKED - 1}, "recurrent", "fewer than"),
+        ({"dtypes": ("float32", "float32", "float32")}, "recurrent", "in float32"),
+        ({"channels": True}, "recurrent", "a decay of its own"),
+        ({"packed": True}, "recurrent", "packed"),
+        ({"key": CHUNKED_KEY + 8}, "recurrent", "chunks have keys of"),
+        ({"value": 60}, "recurrent", "chunks have values of a multiple of 8"),
+        ({"capability": (7, 5)}, "mlx", "sm_80 and newer"),
+        ({"empty": True}, "mlx", "nothing to compute"),
+        ({"dtypes": ("bfloat16", "int32", "float32")}, "mlx", "our kernel takes float16"),
+        ({"key": 60}, "mlx", "a multiple of 8 elements"),
+        ({"key": LARGEST_KEY + 8}, "mlx", f"up to {LARGEST_KEY}"),
+    ],
+    ids=str,
+)
+def test_who_computes_linear_attention(case: dict[str, Any], engine: str, reason: str) -> None:
+    found = choose_linear(LINEAR._replace(**case))
+    assert (found.engine, reason in found.reason) == (engine, True)
 
 
 def test_gpus_with_little_shared_memory_leave_the_widest_keys_to_mlx(monkeypatch: pytest.MonkeyPatch) -> None:

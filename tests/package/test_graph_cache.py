@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -138,6 +139,28 @@ def test_what_python_says_of_other_numbers_of_keys(
 ) -> None:
     call(*sizes, **options)
     assert module.said[: len(said) + 1] == said
+
+
+@pytest.mark.parametrize("engine", ["fused", "upstream"])
+@pytest.mark.parametrize("under_patch", [False, True])
+def test_a_call_in_parts_has_a_graph_of_its_own(module: Module, monkeypatch: pytest.MonkeyPatch, under_patch: bool, engine: str) -> None:
+    """One of more heads than a grid has blocks, by our kernels and by MLX's function."""
+    parts: list[tuple[int, ...]] = []
+
+    def computed(*arguments: Any, **_: Any) -> Any:
+        q = next(each for each in arguments if isinstance(each, mx.array))
+        parts.append(q.shape)
+        return [q] if engine == "fused" else q
+
+    monkeypatch.setattr("mlx_cuda._attention.attention.MOST_BLOCKS", 2)
+    monkeypatch.setattr(f"mlx_cuda._attention.attention.{engine}", computed)
+    q, k = (random((1, heads, 3, 64), mx.float16 if engine == "fused" else mx.float32) for heads in (4, 2))
+    k = mx.concatenate([k] * 100, axis=2)
+    with mlx_cuda.patch() if under_patch else nullcontext():
+        found = mx.fast.scaled_dot_product_attention(q, k, k, scale=0.5) if under_patch else mlx_cuda.attention(q, k, k, scale=0.5)
+    assert mx.array_equal(found, q)
+    assert parts == [(1, 2, 3, 64)] * 2
+    assert module.said == []
 
 
 def test_an_operation_goes_by_way_of_the_module_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,7 @@ def test_no_token_leaves_the_state() -> None:
     y, last = mlx_cuda.ssd(*draw(tokens=0), state=(state := random((2, 4, 6, 8))))
     assert y.shape == (2, 0, 4, 6)
     assert mx.array_equal(last, state)
+    assert last is not state
 
 
 def test_derivatives() -> None:
