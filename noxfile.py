@@ -76,7 +76,7 @@ def mlx_lm(session: nox.Session) -> None:
 
 @nox.session(name="upstream-tests")
 def upstream_tests(session: nox.Session) -> None:
-    """On a GPU: MLX's and mlx-lm's own tests, with and without patch() (docs/upstream-tests.md). Arguments: `-- --help`."""
+    """On a GPU: MLX's and mlx-lm's own tests, with and without patch() (docs/results/upstream-tests.md). Arguments: `-- --help`."""
     install_group(session, "factory", "release", "upstream-tests")
     install_wheel(session)
     session.run("python", "-m", "tests.upstream", "run", *session.posargs)
@@ -96,7 +96,7 @@ def pythons(session: nox.Session) -> None:
 
 @nox.session
 def portable(session: nox.Session) -> None:
-    """On a newer GPU: the GPU tests as a T4, an A100 and an Ada would run them, from PTX (docs/platforms.md). Arguments go to pytest."""
+    """On a newer GPU: the GPU tests as a T4, an A100 and an Ada run them, from PTX (docs/results/platforms.md). Arguments go to pytest."""
     install_group(session, "factory", "package-tests")
     for capability in ("75", "80", "89"):
         folder = Path(session.create_tmp(), capability)

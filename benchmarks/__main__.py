@@ -365,7 +365,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("check", check, "Print what `python -m mlx_cuda check` has printed into files, or put it into a document."),
         ("pipeline", pipeline, "Print what `nox -s pipeline` measured, or put it into a document."),
         ("gallery", gallery, "Print which engine serves which case, or put it into a document."),
-        ("platforms", platforms, "Print what ran where, by docs/platforms.toml, or put it into a document."),
+        ("platforms", platforms, "Print what ran where, by docs/results/platforms.toml, or put it into a document."),
         ("gpus", gpus, "Print by which limits GPUs choose engines, and what their memory allows, or put it into a document."),
         ("readme", readme, "Print the numbers of the README, by committed results, or put them into it."),
     ):

@@ -138,7 +138,7 @@ def profile_table(results: Mapping[str, Any]) -> str:
 
 
 def decoding_tables(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
-    """The blocks of docs/decoding.md: each GPU has its own."""
+    """The blocks of docs/internals/decoding.md: each GPU has its own."""
     gpu = results["provenance"]["device"].removeprefix("NVIDIA ").split()[0]
     return {f"decoding_{gpu}": decoding_table(results, shapes), f"profile_{gpu}": profile_table(results)}
 

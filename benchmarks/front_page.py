@@ -99,10 +99,10 @@ def readme_blocks() -> dict[str, str]:
         "readme": "\n".join(
             [
                 f"- Decoding one sequence: {decoding['h200']} MLX's tokens/s on an H200, {decoding['h100']} on an H100",
-                "  ([decoding](docs/decoding.md), [serving many requests](docs/serving.md)).",
-                f"- Prompts of {whole[0]['prompt']} tokens: {prompts} on an H200 ([models](docs/performance.md#models)).",
+                "  ([decoding](docs/internals/decoding.md), [serving many requests](docs/guides/serving.md)).",
+                f"- Prompts of {whole[0]['prompt']} tokens: {prompts} on an H200 ([models](docs/results/performance.md#models)).",
                 f"- Kernels slower than MLX's by more than the noise: {h200} benchmark cases on an H200, {h100} on an H100",
-                "  ([performance](docs/performance.md), [GPUs](docs/gpus.md#how-much-faster-the-kernels-are)).",
+                "  ([performance](docs/results/performance.md), [GPUs](docs/results/gpus.md#how-much-faster-the-kernels-are)).",
                 "",
                 "Models have random weights in the shapes of published ones, not their checkpoints. Measured with MLX "
                 f"{versions['mlx']} and mlx-lm {versions['mlx-lm']}.",

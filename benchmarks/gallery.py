@@ -1,4 +1,4 @@
-"""Which engine serves which case, as the dispatch rules say it: the table of docs/attention.md."""
+"""Which engine serves which case, as the dispatch rules say it: the table of docs/reference/attention.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""By which limits calls choose engines on each GPU, and how fast its memory lets a model decode: tables for docs/gpus.md."""
+"""By which limits calls choose engines on each GPU, and how fast its memory lets a model decode: tables for docs/results/gpus.md."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def kernels() -> str:
 
 
 def gpu_tables(shapes: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
-    """The blocks of docs/gpus.md that are not of the machine code."""
+    """The blocks of docs/results/gpus.md that are not of the machine code."""
     tuned = "\n\n".join(f"```\n{file.read_text('utf-8').strip()}\n```" for file in sorted((RESULTS / "tune").glob("*.txt")))
     return {
         "limits": limits_table(),

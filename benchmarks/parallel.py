@@ -1,4 +1,4 @@
-"""Tables of what ``benchmarks.models`` measured of tensor parallel models on one and on several GPUs, for docs/several-gpus.md."""
+"""Tables of tensor parallel models on one and on several GPUs, by ``benchmarks.models``, for docs/guides/tensor-parallel.md."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def parallel_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def parallel_tables(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The blocks of docs/several-gpus.md."""
+    """The blocks of docs/guides/tensor-parallel.md."""
     return {"parallel": parallel_table(results)}

@@ -1,4 +1,4 @@
-"""What ``nox -s pipeline`` measured: the table of docs/releasing.md, from docs/pipeline.json."""
+"""What ``nox -s pipeline`` measured: the table of docs/factory/releasing.md, from docs/factory/pipeline.json."""
 
 from __future__ import annotations
 

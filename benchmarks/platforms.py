@@ -1,4 +1,4 @@
-"""What ran where: the tables of docs/platforms.md, from docs/platforms.toml and, of what is to run, ci/matrix/matrix.toml."""
+"""What ran where: the tables of docs/results/platforms.md, from platforms.toml beside it and ci/matrix/matrix.toml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-DATA = Path(__file__).parents[1] / "docs" / "platforms.toml"
+DATA = Path(__file__).parents[1] / "docs" / "results" / "platforms.toml"
 MATRIX = Path(__file__).parents[1] / "ci" / "matrix" / "matrix.toml"
 
 

@@ -1,4 +1,4 @@
-"""Tables of what ``benchmarks.serving`` measured, for docs/serving.md."""
+"""Tables of what ``benchmarks.serving`` measured, for docs/guides/serving.md."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def soak_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def serving_tables(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The blocks of docs/serving.md: each GPU has its own, of all files that are of it. What was not measured has none."""
+    """The blocks of docs/guides/serving.md: each GPU has its own, of all files that are of it. What was not measured has none."""
     by_gpu: dict[str, list[Mapping[str, Any]]] = {}
     for each in results:
         by_gpu.setdefault(each["provenance"]["device"].removeprefix("NVIDIA ").split()[0], []).append(each)

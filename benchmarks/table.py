@@ -1,4 +1,4 @@
-"""The results as Markdown, and docs/performance.md brought up to date with them."""
+"""The results as Markdown, and docs/results/performance.md brought up to date with them."""
 
 from __future__ import annotations
 

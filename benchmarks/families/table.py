@@ -1,4 +1,4 @@
-"""Tables of what ``benchmarks.families`` found, for docs/models.md."""
+"""Tables of what ``benchmarks.families`` found, for docs/results/models.md."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def counts(results: Mapping[str, Any]) -> str:
 
 
 def family_tables(results: Mapping[str, Any]) -> dict[str, str]:
-    """The blocks of docs/models.md: of all modules, or of a few that hardly disturbed each other."""
+    """The blocks of docs/results/models.md: of all modules, or of a few that hardly disturbed each other."""
     if results["settings"]["jobs"] <= QUIET:
         return {"families_quiet": speed_table(results)}
     return {

@@ -1,8 +1,8 @@
 """``python -m ci audit``: prove that finished wheels are what they claim to be.
 
-Reports everything in them that is not as declared, one line each; docs/audit.md lists the checks. A wheel is only read, never installed or
-run, so that any machine can audit the wheels of any platform. Exit codes: 0 nothing wrong, 1 violations found or an archive that no tool
-should unpack, 2 not a readable wheel, or nothing wrong as far as could be seen: a toolkit root is not installed or damaged.
+Reports everything in them that is not as declared, one line each; docs/factory/audit.md lists the checks. A wheel is only read, never
+installed or run, so that any machine can audit the wheels of any platform. Exit codes: 0 nothing wrong, 1 violations found or an archive
+that no tool should unpack, 2 not a readable wheel, or nothing wrong as far as could be seen: a toolkit root is not installed or damaged.
 """
 
 # Every command imports this module; the libraries that read binaries are imported only when there is something to audit.

@@ -185,7 +185,7 @@ def updated(document: str, found: Sequence[Kernel]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--update", type=Path, metavar="DOCUMENT", help="put the tables into a document, such as docs/gpus.md")
+    parser.add_argument("--update", type=Path, metavar="DOCUMENT", help="put the tables into a document, such as docs/results/gpus.md")
 
 
 def run(args: argparse.Namespace) -> int:

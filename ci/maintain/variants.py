@@ -1,7 +1,8 @@
 """``python -m ci variants``: experimental: make variant wheels (draft PEPs 825 and 850) from finished wheels.
 
 One for each CUDA version, which requires what its extra does, and the null variant, which requires what [cpu] does: an installer that knows
-the drafts picks by the driver. The payload stays the same to the byte. No release has them: docs/variants.md says what they are good for.
+the drafts picks by the driver. The payload stays the same to the byte. No release has them: docs/factory/variants.md
+says what they are good for.
 """
 
 from __future__ import annotations

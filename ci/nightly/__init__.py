@@ -1,7 +1,7 @@
 """``python -m ci nightly``: make the site of the nightly channel: a static package index.
 
 It has the wheels of this night and those of the nights before that the site has now, the oldest left out: nothing but files, so that any
-server can hand it out. docs/nightly.md says how to install from it.
+server can hand it out. docs/factory/nightly.md says how to install from it.
 """
 
 from __future__ import annotations

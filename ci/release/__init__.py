@@ -1,7 +1,7 @@
 """``python -m ci release``: prepare, check, publish and verify a release.
 
-So that it happens as a whole or can be completed: docs/releasing.md says how a release goes and what each step proves. DIST is a folder
-with all wheels of one version.
+So that it happens as a whole or can be completed: docs/factory/releasing.md says how a release goes and what each step proves. DIST is a
+folder with all wheels of one version.
 """
 
 from __future__ import annotations

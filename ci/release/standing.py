@@ -42,7 +42,7 @@ def against(version: Version, index: Index, files: Sequence[Remote], *, tags: Co
     if foreign:
         shown = f"{'…, ' * (len(foreign) > 3)}{', '.join(map(str, foreign[-3:]))}"
         message = f"{load().name} on {index.name} is not ours: it has versions that were never tagged here ({len(foreign)}: {shown})"
-        cure = "another name, or this one from its owner: docs/releasing.md; in a clone without tags: git fetch --tags"
+        cure = "another name, or this one from its owner: docs/factory/releasing.md; in a clone without tags: git fetch --tags"
         yield finding("owner", message, cure)
     offered = {each.version for each in files if not each.yanked}  # installers pass over what is yanked
     if (newest := max((each for each in versions if each in offered), default=version)) > version:

@@ -1,4 +1,4 @@
-"""The audit's results, check by check, with what each check proves in the words of docs/audit.md."""
+"""The audit's results, check by check, with what each check proves in the words of docs/factory/audit.md."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ def compare(wheels: Sequence[Wheel], results: dict[str, Result]) -> None:
 
 @cache
 def proofs() -> dict[str, str]:
-    """What each check proves, from the table in docs/audit.md."""
-    text = (REPOSITORY / "docs" / "audit.md").read_text("utf-8")
+    """What each check proves, from the table in docs/factory/audit.md."""
+    text = (REPOSITORY / "docs" / "factory" / "audit.md").read_text("utf-8")
     return {match[1]: match[2].strip() for match in re.finditer(r"^\| `([\w-]+)` \| (.+?) \|", text, re.MULTILINE)}

@@ -1,4 +1,4 @@
-"""``python -m ci toolkit``: install, verify and lock the build roots (docs/toolkits.md)."""
+"""``python -m ci toolkit``: install, verify and lock the build roots (docs/factory/toolkits.md)."""
 
 from __future__ import annotations
 

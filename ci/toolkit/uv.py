@@ -29,12 +29,12 @@ _CAUSES = (
     (
         r"error sending request|dns error|tcp connect|[Cc]onnection (?:refused|reset)|timed? ?out|[Nn]etwork [a-z ]*disabled",
         "the package index cannot be reached (no network)",
-        "check the network; behind a proxy set HTTPS_PROXY, for a mirror UV_DEFAULT_INDEX (docs/toolkits.md)",
+        "check the network; behind a proxy set HTTPS_PROXY, for a mirror UV_DEFAULT_INDEX (docs/factory/toolkits.md)",
     ),
     (
         r"(?:401|403) (?:Unauthorized|Forbidden)",
         "the package index refuses access",
-        "give uv the index's credentials (docs/toolkits.md)",
+        "give uv the index's credentials (docs/factory/toolkits.md)",
     ),
     (
         r"--require-hashes",

@@ -235,8 +235,8 @@ def patch(
         batch_invariant: Have the bits of an answer not depend on what is computed beside it: how many tokens are in a call and how many
             sequences, padding, the chunks of a prompt, a cached prefix, and whether a token is decoded or part of a prompt. Each row then
             goes through one kernel in one shape; what cannot have that raises a ValueError that begins with ``[batch_invariant]``
-            (docs/batch-invariance.md). It is slower, and steps are not captured. On Hopper. None: as set by an earlier call, False at
-            first and after :func:`unpatch`.
+            (docs/guides/batch-invariance.md). It is slower, and steps are not captured. On Hopper. None: as set by an earlier call,
+            False at first and after :func:`unpatch`.
 
     Returns:
         A context manager that brings back what was there before.

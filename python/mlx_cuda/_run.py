@@ -26,7 +26,7 @@ def add_to(subparsers: Any) -> None:
         "--batch-invariant",
         action="store_const",
         const=True,
-        help="answers to the bit as they are alone, or an error (docs/batch-invariance.md)",
+        help="answers to the bit as they are alone, or an error (docs/guides/batch-invariance.md)",
     )
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="MODULE or SCRIPT and its arguments")
     parser.set_defaults(run=lambda args: run(parser, args))

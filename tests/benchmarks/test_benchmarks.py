@@ -22,7 +22,7 @@ from benchmarks.timing import MlxEngine, Settings, Side, Timing, measure
 
 from .invented import results_of
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "performance.md"
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,8 @@ def test_filling_a_document_replaces_what_was_there(quick: Path) -> None:
     assert fill(once, results) == once
 
 
-APART = {"linear_attention": "linear-attention.md", "quantized_cache": "quantized-cache.md"}  # groups with a page of their own
+# Groups with a page of their own.
+APART = {"linear_attention": "guides/linear-attention.md", "quantized_cache": "guides/quantized-cache.md"}
 
 
 def test_the_document_has_a_place_for_every_operation() -> None:
@@ -245,7 +246,7 @@ def test_the_document_has_a_place_for_every_operation() -> None:
         ["provenance", "short", "targets", "matmul_targets", "behind", "models", *(each for each in GROUPS if each not in APART)]
     )
     for group, page in APART.items():
-        assert f"<!-- results: {group} -->" in DOCUMENT.with_name(page).read_text("utf-8")
+        assert f"<!-- results: {group} -->" in (DOCUMENT.parents[1] / page).read_text("utf-8")
 
 
 def test_the_documents_show_every_picture_that_is_drawn(tmp_path: Path) -> None:
@@ -254,13 +255,13 @@ def test_the_documents_show_every_picture_that_is_drawn(tmp_path: Path) -> None:
     results_of(lambda _, side: 1e-3 if side == "ours" else 2e-3).save(path)
     assert main(["pictures", str(path), "-o", str(tmp_path / "img")]) == 0
     drawn = {picture.name for picture in (tmp_path / "img").iterdir()}
-    assert drawn == {Path(name).name for name in re.findall(r"\(img/([\w-]+\.svg)\)", DOCUMENT.read_text("utf-8"))}
+    assert drawn == {Path(name).name for name in re.findall(r"\((?:\.\./)*img/([\w-]+\.svg)\)", DOCUMENT.read_text("utf-8"))}
     for picture in (tmp_path / "img").iterdir():
         assert "mlx-cuda" in picture.read_text("utf-8")
     quantized = (tmp_path / "img" / "quantized.svg").read_text("utf-8")
     for line in "MLX, in two steps", "MLX, bfloat16", "limit of memory", "limit of arithmetic":
         assert quantized.count(line) == 1  # in the legend
-    assert "(img/quantized.svg)" in DOCUMENT.with_name("matmul.md").read_text("utf-8")
+    assert "(../img/quantized.svg)" in (DOCUMENT.parents[1] / "reference" / "matmul.md").read_text("utf-8")
 
 
 MODEL = {
@@ -348,7 +349,9 @@ def test_committed_results_are_complete_and_no_trial(path: Path) -> None:
 def test_the_document_is_made_from_committed_results() -> None:
     text = DOCUMENT.read_text("utf-8")
     made = [path for path in RESULTS.glob("*.jsonl") if fill(text, Results.load(path)) == text]
-    assert made or not any(RESULTS.glob("*.jsonl")), "run: python -m benchmarks table benchmarks/results/… --update docs/performance.md"
+    assert made or not any(RESULTS.glob("*.jsonl")), (
+        "run: python -m benchmarks table benchmarks/results/… --update docs/results/performance.md"
+    )
 
 
 def test_the_bytes_of_a_token() -> None:

@@ -1,4 +1,4 @@
-"""Documents that programs fill: docs/attention.md, whose examples run, by the dispatch rules; others by committed results."""
+"""Documents that programs fill: docs/reference/attention.md, whose examples run, by the dispatch rules; others by committed results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmarks.table import fill_blocks, models_table
 
 ROOT = Path(__file__).parents[2]
 DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
-DOCUMENT = DOCS / "attention.md"
+DOCUMENT = DOCS / "reference/attention.md"
 
 complete = pytest.mark.skipif(
     not hasattr(mlx_cuda, "attention_varlen") or "bool" not in get_args(rules.MaskKind),
@@ -46,61 +46,67 @@ def test_the_gallery_is_what_the_rules_say(tmp_path: Path) -> None:
     copy.write_text(re.sub(r"\| `(decode|cudnn|flash)` \|", "| `nobody` |", text), "utf-8")
     assert copy.read_text("utf-8") != text
     assert main(["gallery", "--update", str(copy)]) == 0
-    assert copy.read_text("utf-8") == text, "run: python -m benchmarks gallery --update docs/attention.md"
+    assert copy.read_text("utf-8") == text, "run: python -m benchmarks gallery --update docs/reference/attention.md"
 
 
 def test_the_models_of_the_document_are_the_committed_ones() -> None:
     results = read(RESULTS / "models" / "nvidia-h200-cu13.jsonl")
-    text = (DOCS / "performance.md").read_text("utf-8")
-    assert fill_blocks(text, {"models": models_table(results)}) == text, "run: python -m benchmarks models … --update docs/performance.md"
+    text = (DOCS / "results/performance.md").read_text("utf-8")
+    assert fill_blocks(text, {"models": models_table(results)}) == text, (
+        "run: python -m benchmarks models … --update docs/results/performance.md"
+    )
 
 
 @pytest.mark.parametrize("file", sorted((RESULTS / "decoding").glob("*.jsonl")), ids=lambda file: str(file.stem))
 def test_the_decoding_of_its_document_is_the_committed_one(file: Path) -> None:
-    text = (DOCS / "decoding.md").read_text("utf-8")
+    text = (DOCS / "internals/decoding.md").read_text("utf-8")
     made = decoding_tables(read(file), SHAPES)
     assert f"<!-- results: {next(iter(made))} -->" in text
-    assert fill_blocks(text, made) == text, "run: python -m benchmarks decoding … --update docs/decoding.md --picture docs/img/decoding.svg"
+    assert fill_blocks(text, made) == text, (
+        "run: python -m benchmarks decoding … --update docs/internals/decoding.md --picture docs/img/decoding.svg"
+    )
 
 
 def test_the_serving_of_its_document_is_the_committed_one() -> None:
-    text = (DOCS / "serving.md").read_text("utf-8")
+    text = (DOCS / "guides/serving.md").read_text("utf-8")
     made = serving_tables([read(file) for file in sorted((RESULTS / "serving").glob("*.jsonl"))])
     assert all(f"<!-- results: {name} -->" in text for name in made)
-    assert fill_blocks(text, made) == text, "run: python -m benchmarks serving … --update docs/serving.md"
+    assert fill_blocks(text, made) == text, "run: python -m benchmarks serving … --update docs/guides/serving.md"
 
 
 @pytest.mark.parametrize("file", sorted((RESULTS / "families").glob("*.jsonl")), ids=lambda file: str(file.stem))
 def test_the_models_of_mlx_lm_of_their_document_are_the_committed_ones(file: Path) -> None:
-    text = (DOCS / "models.md").read_text("utf-8")
+    text = (DOCS / "results/models.md").read_text("utf-8")
     made = family_tables(read(file))
     assert all(f"<!-- results: {name} -->" in text for name in made)
-    assert fill_blocks(text, made) == text, "run: python -m benchmarks families … --update docs/models.md"
+    assert fill_blocks(text, made) == text, "run: python -m benchmarks families … --update docs/results/models.md"
 
 
 def test_the_several_gpus_of_their_document_are_the_committed_ones() -> None:
     results = [read(file) for file in sorted((RESULTS / "several-gpus").glob("*.jsonl"))]
-    text = (DOCS / "several-gpus.md").read_text("utf-8")
+    text = (DOCS / "guides/tensor-parallel.md").read_text("utf-8")
     assert "<!-- results: parallel -->" in text
-    assert fill_blocks(text, parallel_tables(results)) == text, "run: python -m benchmarks parallel … --update docs/several-gpus.md"
+    assert fill_blocks(text, parallel_tables(results)) == text, (
+        "run: python -m benchmarks parallel … --update docs/guides/tensor-parallel.md"
+    )
 
 
 CHECKED = ("smollm2-135m", "smollm2-135m-4bit", "gemma-3-270m", "gemma-3-270m-4bit")
 COMMANDS = (  # documents, which block of theirs is filled by which command, and from what
-    ("check.md", "check", "check", *(f"check/nvidia-h100-cu13-{model}.txt" for model in CHECKED)),
-    ("batch-invariance.md", "invariance", "invariance", "invariance/nvidia-h100-cu13.jsonl"),
-    ("models.md", "decoding_H100", "decoding", "real/nvidia-h100-cu13-decoding.jsonl"),
-    ("linear-attention.md", "linear_attention", "table", "linear-attention/nvidia-h100-cu13.jsonl"),
-    ("linear-attention.md", "decoding_H100", "decoding", "linear-attention/models/nvidia-h100-cu13.jsonl"),
-    ("quantized-cache.md", "quantized_cache", "table", "quantized-cache/nvidia-h200-cu13.jsonl"),
-    ("quantized-cache.md", "decoding_H200", "decoding", "quantized-cache/models/nvidia-h200-cu13.jsonl"),
-    ("quantized-cache.md", "decoding_H100", "decoding", "quantized-cache/models/nvidia-h100-cu13.jsonl"),
+    ("guides/check.md", "check", "check", *(f"check/nvidia-h100-cu13-{model}.txt" for model in CHECKED)),
+    ("guides/batch-invariance.md", "invariance", "invariance", "invariance/nvidia-h100-cu13.jsonl"),
+    ("results/models.md", "decoding_H100", "decoding", "real/nvidia-h100-cu13-decoding.jsonl"),
+    ("guides/linear-attention.md", "linear_attention", "table", "linear-attention/nvidia-h100-cu13.jsonl"),
+    ("guides/linear-attention.md", "decoding_H100", "decoding", "linear-attention/models/nvidia-h100-cu13.jsonl"),
+    ("guides/quantized-cache.md", "quantized_cache", "table", "quantized-cache/nvidia-h200-cu13.jsonl"),
+    ("guides/quantized-cache.md", "decoding_H200", "decoding", "quantized-cache/models/nvidia-h200-cu13.jsonl"),
+    ("guides/quantized-cache.md", "decoding_H100", "decoding", "quantized-cache/models/nvidia-h100-cu13.jsonl"),
 )
 
 
 @pytest.mark.parametrize(("name", "block", "command", "files"), [(*each[:3], each[3:]) for each in COMMANDS])
 def test_what_commands_put_into_documents_is_committed(name: str, block: str, command: str, files: tuple[str, ...], tmp_path: Path) -> None:
-    text, copy = (DOCS / name).read_text("utf-8"), tmp_path / name
+    text, copy = (DOCS / name).read_text("utf-8"), tmp_path / Path(name).name
     copy.write_text(fill_blocks(text, {block: "old"}), "utf-8")
     assert copy.read_text("utf-8") != text
     assert main([command, *(str(RESULTS / file) for file in files), "--update", str(copy)]) == 0
@@ -150,12 +156,12 @@ def test_no_committed_case_is_slower_than_mlx(gpu: str) -> None:
     cases = Results.load(RESULTS / f"nvidia-{gpu}-cu13.jsonl").cases
     assert not [case.name for case in cases if case.behind()]
     comparable = len([case for case in cases if case.group != "fp8"])
-    documents = [path.read_text("utf-8") for path in (ROOT / "README.md", *DOCS.glob("*.md"))]
+    documents = [path.read_text("utf-8") for path in (ROOT / "README.md", *DOCS.rglob("*.md"))]
     counted = [int(count) for text in documents for count in re.findall(r"(?:Of|none of) (\d+)(?: benchmark)? cases", text)]
     assert comparable in counted
     assert len(cases) not in counted
 
 
 def test_the_gpus_of_their_document_are_the_committed_ones() -> None:
-    text = (DOCS / "gpus.md").read_text("utf-8")
-    assert fill_blocks(text, gpu_tables(SHAPES)) == text, "run: python -m benchmarks gpus --update docs/gpus.md"
+    text = (DOCS / "results/gpus.md").read_text("utf-8")
+    assert fill_blocks(text, gpu_tables(SHAPES)) == text, "run: python -m benchmarks gpus --update docs/results/gpus.md"

@@ -1,4 +1,4 @@
-"""docs/matmul.md: its examples run, and it names every engine and every operation."""
+"""docs/reference/matmul.md: its examples run, and it names every engine and every operation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlx_cuda._common.choice import MatmulEngine
 if TYPE_CHECKING:
     import pytest
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "matmul.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "matmul.md"
 
 
 def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""docs/platforms.md is what docs/platforms.toml says, and that fits the matrix, the results and the history."""
+"""docs/results/platforms.md is what docs/results/platforms.toml says, and that fits the matrix, the results and the history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.result_file import read
 from ci import matrix
 from ci.matrix import Row
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "platforms.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "platforms.md"
 DATA = load()
 APART = ("linear-attention", "quantized-cache")  # pages with cases and models of their own
 
@@ -26,7 +26,7 @@ def test_the_document_is_made_from_the_data(tmp_path: Path) -> None:
     copy.write_text(text.replace("| tests | all |", "| tests | none |"), "utf-8")
     assert copy.read_text("utf-8") != text
     assert main(["platforms", "--update", str(copy)]) == 0
-    assert copy.read_text("utf-8") == text, "run: python -m benchmarks platforms --update docs/platforms.md"
+    assert copy.read_text("utf-8") == text, "run: python -m benchmarks platforms --update docs/results/platforms.md"
 
 
 def test_the_tables_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:

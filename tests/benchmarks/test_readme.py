@@ -58,7 +58,7 @@ def test_its_requirements_are_those_of_the_matrix() -> None:
 
 def test_its_status_is_that_of_the_platforms() -> None:
     """No GPU of which nothing is said, and none that has not run the tests."""
-    runs = load_runs(ROOT / "docs" / "platforms.toml")
+    runs = load_runs(ROOT / "docs" / "results" / "platforms.toml")
     assert {run["machine"].removeprefix("two-") for run in runs["runs"]} == {"h100", "h200"}
     assert "| **Built and tested on** | H100 and H200, Linux x86_64, CUDA 12 and 13 (" in TEXT
     (tested,) = (stage for stage in runs["stages"] if stage["what"] == "tests on a GPU")
@@ -67,7 +67,7 @@ def test_its_status_is_that_of_the_platforms() -> None:
 
 def test_it_leads_to_every_page() -> None:
     linked = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", TEXT)}
-    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert not {*pages, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE"} - linked
 
 

@@ -1,4 +1,5 @@
-"""What is done to a good wheel, and what the audit must say of it. ``python -m tests.ci.attack_support`` writes the table of docs/audit.md.
+"""What is done to a good wheel, and what the audit must say of it. ``python -m tests.ci.attack_support`` writes the
+table of docs/factory/audit.md.
 
 RECORD and SBOM are made right after each change, so that the audit finds the fault itself and not its traces.
 """
@@ -441,7 +442,7 @@ def packed(entries: Iterable[tuple[zipfile.ZipInfo, bytes]]) -> bytes:
 
 
 def table() -> Iterator[str]:
-    """The lines of docs/audit.md."""
+    """The lines of docs/factory/audit.md."""
     yield "| what is done to a good wheel | what the audit says |"
     yield "|---|---|"
     for found, faults in groupby(FAULTS, key=lambda fault: fault.found):
@@ -449,7 +450,7 @@ def table() -> Iterator[str]:
         yield f"| {'; '.join(fault.what for fault in faults)} | {checks} |"
 
 
-DOCUMENT = REPOSITORY / "docs" / "audit.md"
+DOCUMENT = REPOSITORY / "docs" / "factory" / "audit.md"
 BEGIN, FINISH = "<!-- faults -->\n", "<!-- /faults -->\n"
 
 

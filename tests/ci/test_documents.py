@@ -63,21 +63,21 @@ def test_the_doctors_page_has_its_checks() -> None:
     names = [each.id for found in tuples for each in found.elts if isinstance(each, ast.Name)]
     checks = [name.removeprefix("check_") for name in names if name.startswith("check_")]
     assert checks
-    assert [name for name in rows("doctor.md") if name in checks] == checks
+    assert [name for name in rows("guides/doctor.md") if name in checks] == checks
 
 
 def test_the_steps_of_compiling_are_those_of_the_plan() -> None:
     sources = plan.sources(["declared"])
     compiled = sum(len({*each.fronts.values(), *each.targets.ptx}) for each in sources)
     assembled = sum(len(each.targets.sass) for each in sources)
-    text = " ".join((REPOSITORY / "docs" / "design.md").read_text("utf-8").split())
+    text = " ".join((REPOSITORY / "docs" / "internals" / "design.md").read_text("utf-8").split())
     assert f"{compiled} runs of NVRTC and {assembled} of ptxas" in text
 
 
 def test_a_night_takes_the_wheels_of_all_platforms() -> None:
     matrix = load()
-    (size,) = re.findall(r"The wheel is ([\d.]+) MiB", (REPOSITORY / "docs" / "platforms.md").read_text("utf-8"))
-    text = " ".join((REPOSITORY / "docs" / "nightly.md").read_text("utf-8").split())
+    (size,) = re.findall(r"The wheel is ([\d.]+) MiB", (REPOSITORY / "docs" / "results" / "platforms.md").read_text("utf-8"))
+    text = " ".join((REPOSITORY / "docs" / "factory" / "nightly.md").read_text("utf-8").split())
     count = len(matrix.platforms) * len(matrix.builds)
     assert count == 6
     assert f"six wheels of about {size} MiB, {count * float(size):.0f} MiB." in text

@@ -131,7 +131,7 @@ def test_a_name_of_ours(real: Page) -> None:
 def test_a_name_of_others(page: Page) -> None:
     for version in ("0.27.1", "0.28.0", "0.29.0", "0.30.0"):
         page.add(f"mlx_cuda-{version}-py3-none-any.whl")
-    cure = "another name, or this one from its owner: docs/releasing.md; in a clone without tags: git fetch --tags"
+    cure = "another name, or this one from its owner: docs/factory/releasing.md; in a clone without tags: git fetch --tags"
     foreign = "it has versions that were never tagged here (3: 0.27.1, 0.28.0, 0.30.0)"
     assert against(page, "0.29.0") == {"owner": f"mlx-cuda on page is not ours: {foreign}\n    cure: {cure}"}
     page.add("mlx_cuda-0.31.0-py3-none-any.whl")

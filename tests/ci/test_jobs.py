@@ -145,7 +145,7 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     ("files", "needed"),
     [
         ([], []),
-        (["README.md", "docs/img/a.svg", "docs/platforms.toml", "src/notes.md", ".github/ISSUE_TEMPLATE/bug.yml"], []),
+        (["README.md", "docs/img/a.svg", "docs/results/platforms.toml", "src/notes.md", ".github/ISSUE_TEMPLATE/bug.yml"], []),
         (["docs/a.md", "ci/audit/policy.py"], [LINUX]),
         (["tests/ci/test_x.py", "wheel_hooks/factory.py", "noxfile.py", "benchmarks/table.py"], [LINUX]),
         (["ci/matrix/matrix.toml"], ALL),

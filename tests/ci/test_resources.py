@@ -18,7 +18,7 @@ from .device_support import installed_tools
 if TYPE_CHECKING:
     from pathlib import Path
 
-DOCUMENT = REPOSITORY / "docs" / "gpus.md"
+DOCUMENT = REPOSITORY / "docs" / "results" / "gpus.md"
 SOURCE = """
 extern "C" __global__ void __launch_bounds__(96, 5) few(float* out) {
   __shared__ float own[40];

@@ -128,7 +128,7 @@ def test_the_build_uses_versions_that_the_extras_allow() -> None:
 
 
 def test_the_documentation_states_the_downloads() -> None:
-    text = (matrix.REPOSITORY / "docs" / "toolkits.md").read_text("utf-8")
+    text = (matrix.REPOSITORY / "docs" / "factory" / "toolkits.md").read_text("utf-8")
     for name, root in ROOTS.items():
         (row,) = re.findall(rf"^\| `{re.escape(name)}` \|.*\|$", text, re.MULTILINE)
         cells = [cell.strip() for cell in row.split("|")[3:7]]

@@ -272,6 +272,6 @@ def test_the_oldest_pip_reads_the_lock_of_a_toolkit(pip: Callable[[str, Path], s
 
 
 def test_documents_say_which_pip() -> None:
-    for name in ("CONTRIBUTING.md", "docs/toolkits.md"):
+    for name in ("CONTRIBUTING.md", "docs/factory/toolkits.md"):
         found = re.findall(r"\bpip (\d+\.\d+)\b", (matrix.REPOSITORY / name).read_text("utf-8"))
         assert found == [tools.OLDEST_PIP], name

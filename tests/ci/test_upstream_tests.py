@@ -350,9 +350,11 @@ def test_the_table_goes_into_a_document(tests: Path, tmp_path: Path, capsys: pyt
 
 
 def test_the_table_of_the_document_is_of_the_committed_results() -> None:
-    text = (matrix.REPOSITORY / "docs" / "upstream-tests.md").read_text("utf-8")
+    text = (matrix.REPOSITORY / "docs" / "results" / "upstream-tests.md").read_text("utf-8")
     (path,) = (matrix.REPOSITORY / "benchmarks" / "results" / "upstream").iterdir()
-    assert verdict.updated(text, read(path, "upstream")) == text, "run: python -m tests.upstream table … --update docs/upstream-tests.md"
+    assert verdict.updated(text, read(path, "upstream")) == text, (
+        "run: python -m tests.upstream table … --update docs/results/upstream-tests.md"
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- sources

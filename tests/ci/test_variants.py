@@ -81,7 +81,7 @@ def test_the_same_wheel_gives_the_same_bytes(folder: Path, wheel: Path, tmp_path
 
 def test_what_the_variants_are_for(folder: Path) -> None:
     index = json.loads((folder / f"mlx_cuda-{VERSION}-variants.json").read_text("utf-8"))
-    assert index["$schema"].endswith("/peps/850/v0.2.0.json")  # which uv knows, and docs/variants.md names
+    assert index["$schema"].endswith("/peps/850/v0.2.0.json")  # which uv knows, and docs/factory/variants.md names
     drivers = {cuda.extra: {"nvidia": {"cuda_version_lower_bound": [cuda.driver_cuda]}} for cuda in MATRIX.cuda.values()}
     assert index["variants"] == {**drivers, "null": {}}
     for label in EXTRAS:

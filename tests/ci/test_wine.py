@@ -1,7 +1,7 @@
 """The package on Windows, as far as Wine goes: the loader with NVIDIA's real DLLs, the doctor, and the tests of tests/package.
 
 A stand-in for the native module links cuDNN and cuBLASLt as the real one does. The real one needs MSVC to be built, and a driver to do
-anything. Wine's loader is no Windows': docs/platforms.md says what this cannot show.
+anything. Wine's loader is no Windows': docs/results/platforms.md says what this cannot show.
 """
 
 from __future__ import annotations

@@ -403,9 +403,9 @@ def test_the_picture_is_of_these_workflows() -> None:
 
 
 def test_the_times_are_those_of_the_last_run() -> None:
-    document = matrix.REPOSITORY / "docs" / "releasing.md"
-    report = json.loads((matrix.REPOSITORY / "docs" / "pipeline.json").read_text("utf-8"))
-    assert pipeline_table(report) in document.read_text("utf-8"), "run: python -m benchmarks pipeline docs/pipeline.json --update …"
+    document = matrix.REPOSITORY / "docs" / "factory" / "releasing.md"
+    report = json.loads((matrix.REPOSITORY / "docs" / "factory" / "pipeline.json").read_text("utf-8"))
+    assert pipeline_table(report) in document.read_text("utf-8"), "run: python -m benchmarks pipeline docs/factory/pipeline.json --update …"
     assert not [job["job"] for job in report if job["failed"]]
     played = ("release", "wheels", "platform", "gpu")
     jobs = {job for job, table in JOBS.items() if job.split("/")[0] in played and "uses" not in table}

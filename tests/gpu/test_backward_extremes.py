@@ -1,7 +1,7 @@
 """Gradients of attention whose scores are all very large or very small, at lengths about every multiple of cuDNN's tiles.
 
 cuDNN's backward for Hopper takes what comes after an odd number of tiles of 64 keys for keys with scores of 0: infinite weights where the
-logarithms of the sums are below -88, or -11 in float16 (docs/upstream-issues.md).
+logarithms of the sums are below -88, or -11 in float16 (docs/results/upstream-issues.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where MLX's own CUDA kernels fail and ours are not used: right results all the same (docs/upstream-issues.md)."""
+"""Where MLX's own CUDA kernels fail and ours are not used: right results all the same (docs/results/upstream-issues.md)."""
 
 from __future__ import annotations
 

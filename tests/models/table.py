@@ -84,7 +84,7 @@ def curves(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def tables(results: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The blocks of docs/models.md that have a row."""
+    """The blocks of docs/results/models.md that have a row."""
     made = {"real_texts": texts, "real_differences": differences, "real_answers": answers, "real_training": curves}
     found = {name: table(results) for name, table in made.items()}
     return {name: text for name, text in found.items() if text.count("\n") > 1}

@@ -62,6 +62,6 @@ def test_the_command_fills_a_document(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_the_tables_of_the_document_are_of_committed_results() -> None:
     root = Path(__file__).parents[2]
-    text = (root / "docs" / "models.md").read_text("utf-8")
+    text = (root / "docs" / "results" / "models.md").read_text("utf-8")
     made = tables(read(root / "benchmarks" / "results" / "real" / "nvidia-h100-cu13.jsonl", "real")["cases"])
-    assert fill_blocks(text, made) == text, "run: python -m tests.models table … --update docs/models.md"
+    assert fill_blocks(text, made) == text, "run: python -m tests.models table … --update docs/results/models.md"

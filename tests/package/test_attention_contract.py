@@ -376,7 +376,7 @@ def test_patched_calls_are_split_as_well(monkeypatch: pytest.MonkeyPatch, patche
 
 @pytest.mark.parametrize("mask_name", ["none", "causal", "bool", "additive"])
 def test_upstreams_gradients_see_whole_tiles_of_keys(monkeypatch: pytest.MonkeyPatch, mask_name: MaskName) -> None:
-    """Which cuDNN's backward on Hopper needs (docs/upstream-issues.md); a causal mask hides what comes after the keys anyway."""
+    """Which cuDNN's backward on Hopper needs (docs/results/upstream-issues.md); a causal mask hides what comes after the keys anyway."""
     arrays = inputs((1, 2, 128, 8), kv_heads=1, k_len=192, v_dim=16, dtype=mx.bfloat16)
     mask, _ = make_mask(mask_name, 128, 192, mx.bfloat16)
     seen: list[int] = []

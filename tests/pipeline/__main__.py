@@ -29,7 +29,7 @@ from ..ci.index_support import server
 from . import runner, standins
 
 GH = '''#!{python}
-"""GitHub's command line, as far as the workflows call it: it answers from one repository as docs/releasing.md sets it up."""
+"""GitHub's command line, as far as the workflows call it: it answers from one repository as docs/factory/releasing.md sets it up."""
 import json, os, pathlib, shutil, subprocess, sys
 here, words = pathlib.Path({folder!r}), sys.argv[1:]
 with (here / "gh.log").open("a") as log:

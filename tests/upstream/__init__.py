@@ -1,1 +1,1 @@
-"""MLX's and mlx-lm's own tests, with and without ``patch()`` (docs/upstream-tests.md)."""
+"""MLX's and mlx-lm's own tests, with and without ``patch()`` (docs/results/upstream-tests.md)."""

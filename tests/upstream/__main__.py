@@ -164,7 +164,7 @@ def make_parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m tests.upstream", description=__doc__, formatter_class=form)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    update = {"type": Path, "metavar": "DOCUMENT", "help": "put the table into a document, such as docs/upstream-tests.md"}
+    update = {"type": Path, "metavar": "DOCUMENT", "help": "put the table into a document, such as docs/results/upstream-tests.md"}
 
     each = commands.add_parser("run", help="run the tests on both sides and compare", description=__doc__, formatter_class=form)
     each.set_defaults(command=run)

@@ -28,7 +28,7 @@ LOCKED = re.compile(r"^mlx-lm==(\S+).*\n((?:    --hash=sha256:[0-9a-f]{64}.*\n)+
 PLACE = "python/tests"  # in MLX's repository
 RECORD = "sources.json"  # in the folder: what was fetched
 TEXT = """\
-# MLX's tests, which are run with and without patch() (docs/upstream-tests.md). Written by `python -m tests.upstream pin`.
+# MLX's tests, which are run with and without patch() (docs/results/upstream-tests.md). Written by `python -m tests.upstream pin`.
 repository = "{repository}"
 {note}commit = "{commit}"
 sha256 = "{sha256}"  # of the names and the bytes of python/tests

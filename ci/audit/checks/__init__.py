@@ -1,4 +1,4 @@
-"""The checks, each a small function ``(wheel, policy) -> (member, what is wrong)…``. docs/audit.md lists them."""
+"""The checks, each a small function ``(wheel, policy) -> (member, what is wrong)…``. docs/factory/audit.md lists them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of checks. A new one is a function with a decorator; docs/audit.md needs its line."""
+"""The list of checks. A new one is a function with a decorator; docs/factory/audit.md needs its line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The software bill of materials of a wheel: CycloneDX, in ``.dist-info/sboms/`` (PEP 770). docs/sbom.md says what is in it.
+"""The software bill of materials of a wheel: CycloneDX, in ``.dist-info/sboms/`` (PEP 770). docs/factory/sbom.md says what is in it.
 
 ``python -m ci repair`` embeds it, the audit checks it. What it says comes from the wheel itself, from the locks, and from
 ``mlx_cuda/_build.json``, in which CMake tells what only the build knows; so any machine can write it, for a wheel of any platform.

@@ -1,7 +1,7 @@
 """ELF shared objects as the loader reads them: from the program headers and the dynamic section, never from section headers.
 
 Not by LIEF, which reads damaged files without a word and weighs 12 MB, nor by pyelftools, whose segments know no symbol versions: what is
-read here is also judged byte by byte (rules.py), and neither library says which bytes it trusted (docs/audit.md).
+read here is also judged byte by byte (rules.py), and neither library says which bytes it trusted (docs/factory/audit.md).
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Figures(NamedTuple):
 HOPPERS = DispatchThresholds(
     dict.fromkeys(KINDS, Products(half_precision=512)),
     Attention(growing=128, additive="flash"),
-    "H200: 14336 x 4096 in every format; cases of attention in docs/performance.md",
+    "H200: 14336 x 4096 in every format; cases of attention in docs/results/performance.md",
 )
 PLAIN = DispatchThresholds(dict.fromkeys(KINDS, Products()), Attention(), "as the H200's, of kernels that are not Hopper's alone")
 

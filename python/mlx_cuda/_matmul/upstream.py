@@ -1,6 +1,6 @@
 """MLX's own gather_mm and gather_qmm, kept from what they fail at on CUDA: layouts that they misread, more products than a grid holds.
 
-docs/upstream-issues.md lists the faults and the version that has them.
+docs/results/upstream-issues.md lists the faults and the version that has them.
 """
 
 from __future__ import annotations
