@@ -9,6 +9,7 @@ import argparse
 import gc
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from .measuring import Log, import_torch, measure_case, summary
 from .result_file import read, write
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from .record import CaseResult, Results
 
 RESULTS = Path(__file__).parent / "results"

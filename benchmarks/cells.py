@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import floor, log10
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from .result_file import DIGITS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from .record import CaseResult
 
 # TB/s that reading reaches, which is what few queries to a long cache are held against.

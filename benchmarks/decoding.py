@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from .cells import MEMORY, markdown, speed
 from .chart import COLOURS, LABELS, bars
 from .profile import PARTS, REST, by_part
 from .record import require_same_machine
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 PEER = "torch, CUDA graph"
 PROMPT = 1024  # tokens, where none are named

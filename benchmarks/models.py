@@ -27,6 +27,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -46,14 +47,10 @@ from .mlx_lm_parts import add_package
 from .profile import profile
 from .provenance import collect, memory_used
 from .result_file import write
-from .weights import REAL, rows
+from .weights import REAL, Fetched, rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from mlx_cuda._common.choice import Choice
-
-    from .weights import Fetched
 
 PREFILL_STEP = 2048  # as mlx-lm's generate
 COMPARED_STEPS = 16

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 BUCKET = 256  # a cache has a multiple of these rows
 

@@ -7,11 +7,9 @@ import json
 import re
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 PARTS = {  # by the names of kernels, MLX's and ours
     "products": r"row_product|gemv|qmv|qmm|gemm|nvjet|cutlass|xmma|skinny|gather_mm|splitk",

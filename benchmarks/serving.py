@@ -16,8 +16,10 @@ import gc
 import sys
 import time
 import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -28,16 +30,10 @@ from .mlx_lm_parts import part
 from .models import SHAPES, make
 from .provenance import collect, memory_used
 from .record import MOST_ERROR_CHARACTERS
-from .requests import CacheCalls, Request, draw, equal_start, figures, serve
+from .requests import CacheCalls, Request, Served, draw, equal_start, figures, serve
 from .result_file import write
 from .serving_table import replayed, speed
 from .soak import Soak
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-
-    from .requests import Served
 
 SIDES = ("upstream", "patched")
 MODELS = ("Qwen 3 4B, 4 bit", "Llama 3.1 8B")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .cells import SIDES, markdown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def _number(value: float | None, form: str = ".0f") -> str:

@@ -11,16 +11,14 @@ import gc
 import random
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
 from .provenance import memory_used
 from .requests import LONGEST_WAIT, Answer, Request, draw, equal_start, note, serve
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 READ_EVERY = 10.0  # seconds
 FEWEST_READINGS = 8  # of which two are a quarter

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from tests.gpu.support import host, relative_error
 from tests.package import references
 
-from ..timing import MlxEngine, Side
+from ..timing import MlxEngine, Side, TorchEngine
 from .base import (
     DTYPES,
     Case,
@@ -27,11 +28,6 @@ from .base import (
     torch_input_sets,
     torch_sdpa,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..timing import TorchEngine
 
 Mask = Literal["causal", "bool causal", "documents", "random", "additive"] | None
 CUDNN = {"torch cuDNN": "CUDNN_ATTENTION"}

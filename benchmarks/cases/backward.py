@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side
+from ..timing import MlxEngine, Side, TorchEngine
 from .attention import CUDNN
 from .base import Case, Prepared, Unit, explanation, input_sets, operation, torch_input_sets, torch_sdpa
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ..timing import TorchEngine
 
 GRADIENT_TOLERANCE = 3e-2  # as in the GPU tests: more roundings to the dtype than in the forward pass
 CHECKED_ROWS = 128

@@ -6,19 +6,15 @@ import importlib
 import inspect
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx_cuda
 
-from ..timing import Side
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from ..timing import Settings, Timing, TorchEngine
+from ..timing import Settings, Side, Timing, TorchEngine
 
 Unit = Literal["TFLOP/s", "TB/s", "steps/s"]
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -13,14 +14,9 @@ import numpy as np
 from tests.gpu.support import host, relative_error
 from tests.package import references
 
-from ..timing import MlxEngine, Side
+from ..timing import MlxEngine, Side, TorchEngine
 from .attention import CUDNN, FLASH
 from .base import DTYPES, Case, Prepared, Unit, explanation, first, input_sets, operation, tolerance, torch_input_sets, torch_sdpa
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..timing import TorchEngine
 
 
 @dataclass(frozen=True)

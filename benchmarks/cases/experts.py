@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,16 +11,12 @@ import numpy as np
 
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side
+from ..timing import MlxEngine, Side, TorchEngine
 from .base import DTYPES, Case, Prepared, Unit, explanation, operation, rotation, tolerance
 from .quantized import Quantization
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
-
-    from ..timing import TorchEngine
 
 Sets = list[tuple[mx.array, ...]]
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
 
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side
+from ..timing import MlxEngine, Side, TorchEngine
 from .base import Case, Prepared, Unit, explanation, input_sets, operation, rotation, tolerance
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from functools import partial
-
-    from ..timing import TorchEngine
 
 
 @dataclass(frozen=True)

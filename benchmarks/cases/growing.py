@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,13 +15,8 @@ from mlx_cuda._loader import native as _native
 from tests.gpu.support import host, relative_error
 from tests.package import references
 
-from ..timing import MlxEngine, Side, Timing
+from ..timing import MlxEngine, Settings, Side, Timing, TorchEngine
 from .base import Case, Prepared, Unit, explanation, input_sets, operation, tolerance
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..timing import Settings, TorchEngine
 
 
 @dataclass(frozen=True)

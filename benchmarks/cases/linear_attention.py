@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 from mlx_cuda._recurrence.composed import composed
@@ -12,15 +13,10 @@ from mlx_cuda._recurrence.rules import Call
 from tests.gpu import reference
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side
+from ..timing import MlxEngine, Side, TorchEngine
 from . import short_conv
 from .backward import GRADIENT_TOLERANCE
 from .base import DTYPES, Case, Prepared, Unit, explanation, operation, rotation, tolerance
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..timing import TorchEngine
 
 CHECKED_TOKENS = 512  # of the first sequence's first heads
 

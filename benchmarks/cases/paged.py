@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -12,11 +12,8 @@ import numpy as np
 from tests.gpu.support import host, relative_error
 from tests.package import references
 
-from ..timing import MlxEngine, Side
+from ..timing import MlxEngine, Side, TorchEngine
 from .base import DTYPES, Case, Prepared, Unit, input_sets, operation, tolerance
-
-if TYPE_CHECKING:
-    from ..timing import TorchEngine
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side
+from ..timing import MlxEngine, Side, TorchEngine
 from .base import DTYPES, Case, Prepared, Unit, explanation, input_sets, operation, rotation, tolerance
-
-if TYPE_CHECKING:
-    from ..timing import TorchEngine
 
 ROWS = (1, 4, 16, 64, 512, 2048, 8192)  # of every mode
 TILES = (16, 32, 64)  # rows of MLX's kernels, which it compiles for each mode; more rows take several of the last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -12,12 +12,9 @@ import mlx_cuda
 from tests.gpu.support import host, relative_error
 from tests.package import references
 
-from ..timing import MlxEngine, Side
+from ..timing import MlxEngine, Side, TorchEngine
 from .base import Case, Prepared, Unit, input_sets, rotation, tolerance
 from .quantized import Quantization
-
-if TYPE_CHECKING:
-    from ..timing import TorchEngine
 
 PLAIN = "ours, 16 bit"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 from mlx.nn.layers.activations import silu
@@ -11,11 +10,8 @@ from mlx.nn.layers.activations import silu
 from tests.gpu import reference
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side
+from ..timing import MlxEngine, Side, TorchEngine
 from .base import DTYPES, Case, Prepared, Unit, explanation, input_sets, operation, tolerance
-
-if TYPE_CHECKING:
-    from ..timing import TorchEngine
 
 CHECKED_CHANNELS = 64
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from difflib import ndiff
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ from packaging.requirements import Requirement
 from ..build.description import dynamic_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from ..wheelfile.wheel import Wheel
 
 GENERATOR = re.compile(r"^Generator: scikit-build-core \d+(\.\d+)*$", re.MULTILINE)

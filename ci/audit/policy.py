@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import EnvironmentProblem
@@ -14,9 +16,6 @@ from ..matrix import REPOSITORY, Compilers, Library, Matrix, Platform, Targets, 
 from . import expected
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from ..wheelfile.wheel import Wheel
 
 

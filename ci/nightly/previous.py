@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..console import say
@@ -12,8 +13,6 @@ from ..matrix import load
 from .wheels import Nightly, examine, named
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from packaging.version import Version
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from .. import console, process
@@ -13,8 +14,6 @@ from ..matrix import load
 from ..wheelfile.wheel import read
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
     from .dist import Dist
 
 # Checks of the audit, by their ids, that read toolkit roots of every platform.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -14,8 +15,6 @@ from ..matrix import load
 from .standing import finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ..audit import Violation
 
 RUNNER = "MLX_CUDA_GPU_RUNNER"

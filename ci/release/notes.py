@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..build.description import absolute, address
@@ -12,8 +13,6 @@ from ..wheelfile.wheel import read
 from . import changelog
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .dist import Dist
 
 

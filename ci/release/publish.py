@@ -11,7 +11,9 @@ import os
 import re
 import sys
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import process
@@ -19,18 +21,13 @@ from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
 from ..matrix import load
-from .dist import ATTESTATION, MANIFEST, agree, settle
-from .standing import against, plan, report, unwelcome
+from .dist import ATTESTATION, MANIFEST, Dist, Entry, agree, settle
+from .standing import Plan, against, plan, report, unwelcome
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from pathlib import Path
-
     from packaging.version import Version
 
     from ..index import Index
-    from .dist import Dist, Entry
-    from .standing import Plan
 
 RESUME = "run the same command again: it goes on where this one stopped"
 # twine reads these before its arguments, and a value of the shell would send the files elsewhere.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,6 @@ from ..matrix import REPOSITORY, load
 from .version import tagged
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
     from ..index import Index, Remote
     from .dist import Dist, Entry
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -11,13 +12,10 @@ from ..audit import Violation, disagreements
 from ..audit.checks import ACROSS, CHECKS
 from ..errors import EnvironmentProblem
 from ..matrix import REPOSITORY
-from ..wheelfile.wheel import MANIFEST
+from ..wheelfile.wheel import MANIFEST, Wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..audit.policy import Policy
-    from ..wheelfile.wheel import Wheel
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,6 @@ from ci.files import patiently
 from . import layout, lock, manifest, roots, uv
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ci.matrix import Platform
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import zipfile
 import zlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,6 @@ from ..wheelfile import archive
 from . import actions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from packaging.tags import Tag
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -14,9 +15,6 @@ from mlx.nn.layers.linear import Linear
 from benchmarks import models, peer
 from benchmarks.__main__ import main as tables
 from benchmarks.result_file import read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIZES = {"vocab_size": 96, "hidden_size": 64}
 

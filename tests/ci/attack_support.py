@@ -11,18 +11,16 @@ import stat
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ci.files import record_digest
 from ci.matrix import REPOSITORY, System
 from ci.wheelfile.wheel import DEVICE, MANIFEST, SBOM
 
 from .audit_support import CU12, CU13, DIST_INFO, METADATA, SUFFIXES, VERSION, WHEEL, Files, fatbin, replaced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 Entries = list[tuple[zipfile.ZipInfo, bytes]]
 NN, INIT, VERSION_FILE = "mlx_cuda/nn.py", "mlx_cuda/__init__.py", "mlx_cuda/_version.py"

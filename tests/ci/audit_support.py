@@ -10,8 +10,8 @@ import sys
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
@@ -23,9 +23,6 @@ from ci.matrix import REPOSITORY, Cuda, System, load
 from ci.repair import sbom
 from ci.toolkit import roots
 from ci.wheelfile.wheel import DEVICE, MANIFEST
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -9,18 +9,16 @@ import hashlib
 import json
 import re
 import struct
+import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ci.wheelfile.binary.elf import EH_FRAME, ENTRY, HEADER, LOAD, NOTE, SEGMENT, SYMBOL, TAGS, Elf
 from ci.wheelfile.binary.symbols import elf_hash
 from ci.wheelfile.wheel import DEVICE, MANIFEST
 
-if TYPE_CHECKING:
-    import zipfile
-    from collections.abc import Callable
-
-    Files = dict[str, bytes]
+Files = dict[str, bytes]
 
 MODULE = "mlx_cuda/_cu13.abi3.so"
 NUMBERS = {name: tag for tag, name in TAGS.items()}

@@ -5,17 +5,13 @@ from __future__ import annotations
 import struct
 import subprocess
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ci.wheelfile.binary import rules
 from ci.wheelfile.binary.elf import DYNAMIC, ENTRY, NOTE, SECTION, SYMBOL, Elf
 
 from .audit_support import require
 from .damage_support import NUMBERS, put, segment, tag
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 Change = Callable[[bytes], bytes]
 SOURCE = """

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,10 +32,6 @@ from .audit_support import (
     with_sbom,
     write_wheel,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 CHECKS = ("device", "device-digest")
 DECODE = f"{DEVICE}decode.fatbin"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,10 @@ from ci.errors import CheckFailed, EnvironmentProblem
 from ci.maintain import bump, tools
 from ci.matrix import package_table
 from ci.release import version
+from ci.toolkit.roots import Root
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from packaging.requirements import Requirement
-
-    from ci.toolkit.roots import Root
 
 OLD = matrix.load().mlx
 NEW = "99.1.0"

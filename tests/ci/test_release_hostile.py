@@ -11,10 +11,11 @@ import hashlib
 import json
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from packaging.version import Version
@@ -28,9 +29,6 @@ from ci.release.verify import verify
 
 from .index_support import Silent, serving
 from .release_support import MATRIX, VERSION, make_dist
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 JSON = "application/vnd.pypi.simple.v1+json"
 LOGIN = b"<!doctype html><title>Sign in</title><form action=login><input name=user></form>"

@@ -6,10 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from packaging.version import Version
@@ -25,9 +25,6 @@ from ci.toolkit import uv
 from . import index_support
 from .faults_support import FAULTS, LIMITS, Outcome, play
 from .release_support import MATRIX, VERSION, make_dist, write_wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 OLDER = f"{MATRIX.mlx}.6"
 HERE = MATRIX.platforms["linux-x86_64"]

@@ -8,9 +8,10 @@ import json
 import os
 import time
 import zipfile
+from collections.abc import Callable
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cyclonedx.schema import SchemaVersion
@@ -20,7 +21,7 @@ from ci.audit import audit_wheel, providers
 from ci.audit.checks.sbom import _shown
 from ci.audit.sbom.document import render
 from ci.errors import CheckFailed, EnvironmentProblem
-from ci.matrix import load
+from ci.matrix import System, load
 from ci.repair import repair, sbom
 from ci.repair.sbom import archive
 from ci.toolkit import lock, roots
@@ -28,11 +29,6 @@ from ci.wheelfile.wheel import MANIFEST, SBOM
 from ci.wheelfile.wheel import read as read_wheel
 
 from .audit_support import BUILD, DIST_INFO, NAMES, PROJECT, VERSION, WINDOWS_BUILD, Files, World, member, with_sbom, write_wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ci.matrix import System
 
 MATRIX = load()
 MEMBER = f"{DIST_INFO}/sboms/{SBOM}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
@@ -18,9 +18,6 @@ from ci import matrix
 from ci.files import tomllib
 from ci.maintain import tools
 from ci.toolkit import roots, uv
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PROJECT = (matrix.REPOSITORY / "pyproject.toml").read_text("utf-8")
 GROUPS = tools.groups(PROJECT)

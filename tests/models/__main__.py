@@ -14,18 +14,15 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.result_file import read, write
 from ci.errors import EnvironmentProblem, ending
 
 from . import places
 from .fetch import fetch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 NAMES = ("model", "form", "part")  # of a case
 SAME = ("commit", "device", "distributions")  # of runs whose cases stand in one file

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from benchmarks.cells import markdown, significant
 
 from . import places
 from .judging import Difference
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 SIDES = ("upstream", "patched")
 

@@ -6,6 +6,7 @@ import contextlib
 import re
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -13,18 +14,14 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from ...matrix import REPOSITORY
-from ...wheelfile.binary import BinaryError, fatbin
+from ...wheelfile.binary import Binary, BinaryError, fatbin
 from ...wheelfile.facts import newest
 from ..systems import manylinux
-from .registry import check
+from .registry import Findings, check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ...wheelfile.binary import Binary
     from ...wheelfile.wheel import Wheel
     from ..policy import Policy
-    from .registry import Findings
 
 
 @check("build it in the container of the tag, or repair it with a tag that it earns (--plat auto)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
@@ -11,19 +12,15 @@ from typing import TYPE_CHECKING, Literal
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ...wheelfile.wheel import extra_of
+from ...wheelfile.wheel import Wheel, extra_of
 from .. import providers
 from ..systems import is_system_library, lacks
-from .registry import check
+from .registry import Findings, check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ...matrix import Library
     from ...wheelfile.binary import Binary
-    from ...wheelfile.wheel import Wheel
     from ..policy import Module, Policy
-    from .registry import Findings
 
 
 Kind = Literal["package", "inside", "driver", "system", "nobody"]

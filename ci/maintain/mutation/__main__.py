@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...matrix import REPOSITORY
 from .baseline import PYTEST, copy_tree, environment, measure
@@ -34,8 +33,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 PATHS = ("ci/wheelfile", "ci/audit", "ci/repair", "ci/release", "ci/trial")
 REQUIRED = 0.95

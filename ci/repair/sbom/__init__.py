@@ -6,13 +6,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import CheckFailed, CiError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ...matrix import Matrix
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +18,6 @@ from ..audit_support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pytest
 
 
