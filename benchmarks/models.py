@@ -31,13 +31,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
 from mlx.nn.layers.quantized import QuantizedLinear, quantize
 from mlx.utils import tree_map
 from mlx_cuda._all_sum import several_processes
+from mlx_cuda._common.choice import Choice
 
 from . import peer, vendored_parts
 from .cells import speed
@@ -48,9 +49,6 @@ from .profile import profile
 from .provenance import collect, memory_used
 from .result_file import write
 from .weights import REAL, Fetched, rows
-
-if TYPE_CHECKING:
-    from mlx_cuda._common.choice import Choice
 
 PREFILL_STEP = 2048  # as mlx-lm's generate
 COMPARED_STEPS = 16

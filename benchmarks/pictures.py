@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .cells import ARITHMETIC, MEMORY, memory_share
 from .chart import draw, draw_lines, draw_times
-
-if TYPE_CHECKING:
-    from .record import CaseResult, Results
+from .record import CaseResult, Results
 
 ARRAYS = {"bool causal": "causal, as an array", "documents": "documents", "random": "random", "additive": "additive"}
 

@@ -6,13 +6,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .cells import duration, markdown, memory_share, speed
+from .record import CaseResult, Results
 from .targets import ATTENTION, MATMUL, behind_table, targets_table
-
-if TYPE_CHECKING:
-    from .record import CaseResult, Results
 
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 RENAMED = {"few": "skinny", "dequantised": "dequantize"}  # engines that committed results call by their former names

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.gpu.support import host, relative_error
 
 from ..timing import MlxEngine, Side, TorchEngine
 from .base import DTYPES, Case, Prepared, Unit, explanation, operation, rotation, tolerance
 from .quantized import Quantization
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Sets = list[tuple[mx.array, ...]]
 

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import EnvironmentProblem
 from ..files import tomllib
 from ..matrix import REPOSITORY, Compilers, Library, Matrix, Platform, Targets, load
+from ..wheelfile.wheel import Wheel
 from . import expected
-
-if TYPE_CHECKING:
-    from ..wheelfile.wheel import Wheel
 
 
 @dataclass(frozen=True)

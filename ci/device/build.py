@@ -13,13 +13,10 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from ..errors import CheckFailed
 from . import compilers, manifest, plan
-
-if TYPE_CHECKING:
-    from .store import Store
+from .store import Store
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from packaging.version import Version
 
 from ..console import say
 from ..errors import CiError, EnvironmentProblem
 from ..index import Index, Remote
 from ..matrix import load
 from .wheels import Nightly, examine, named
-
-if TYPE_CHECKING:
-    from packaging.version import Version
 
 
 def nights(url: str, folder: Path, *, before: Version, most: int, room: int) -> list[Nightly]:

@@ -6,16 +6,14 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from .. import gh
+from ..audit import Violation
 from ..build.description import address
 from ..matrix import load
 from .standing import finding
-
-if TYPE_CHECKING:
-    from ..audit import Violation
 
 RUNNER = "MLX_CUDA_GPU_RUNNER"
 WHERE = "docs/releasing.md, What an owner sets up once"

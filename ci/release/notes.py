@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..build.description import absolute, address
 from ..errors import CheckFailed
@@ -11,9 +10,7 @@ from ..files import whole
 from ..matrix import load
 from ..wheelfile.wheel import read
 from . import changelog
-
-if TYPE_CHECKING:
-    from .dist import Dist
+from .dist import Dist
 
 
 def write(dist: Dist, output: Path) -> list[Path]:

@@ -6,11 +6,12 @@ Everything that the checkout, the index and GitHub can tell. What the wheels alo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from ..audit import Violation
 from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import tomllib
@@ -20,9 +21,6 @@ from . import changelog, github
 from .dependencies import dependencies, oldest_python
 from .standing import against, finding, report
 from .version import PROJECT, current
-
-if TYPE_CHECKING:
-    from ..audit import Violation
 
 RESUME = "if a run was interrupted over it, “Re-run failed jobs” of that run; otherwise the next number"
 

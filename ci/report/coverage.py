@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..matrix import Targets, architecture_order, capability
+from . import contents
 from .contents import Label
-
-if TYPE_CHECKING:
-    from . import contents
 
 # What a reader calls a compute capability.
 GPUS = {

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from ..audit.checks.libraries import Kind, Supplier, supplier
 from ..audit.policy import Policy, for_wheel
 from ..audit.systems import manylinux
 from ..errors import EnvironmentProblem
+from ..matrix import Targets
 from ..wheelfile.facts import newest
 from ..wheelfile.wheel import Wheel, read
 from . import change, coverage, slots, verdict
 from .contents import FAMILIES, Code, Contents, examine
-
-if TYPE_CHECKING:
-    from ..matrix import Targets
 
 
 @dataclass(frozen=True)

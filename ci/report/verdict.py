@@ -6,16 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 from ..audit import Violation, disagreements
 from ..audit.checks import ACROSS, CHECKS
+from ..audit.policy import Policy
 from ..errors import EnvironmentProblem
 from ..matrix import REPOSITORY
 from ..wheelfile.wheel import MANIFEST, Wheel
-
-if TYPE_CHECKING:
-    from ..audit.policy import Policy
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import filelock
 
 from ci import console
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.files import patiently
+from ci.matrix import Platform
 
 from . import layout, lock, manifest, roots, uv
-
-if TYPE_CHECKING:
-    from ci.matrix import Platform
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from ci import __main__ as cli
@@ -18,9 +19,6 @@ from ci.maintain import bump, tools
 from ci.matrix import package_table
 from ci.release import version
 from ci.toolkit.roots import Root
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
 OLD = matrix.load().mlx
 NEW = "99.1.0"

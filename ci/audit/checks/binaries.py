@@ -9,19 +9,16 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from ...matrix import REPOSITORY
 from ...wheelfile.binary import Binary, BinaryError, fatbin
 from ...wheelfile.facts import newest
+from ...wheelfile.wheel import Wheel
+from ..policy import Policy
 from ..systems import manylinux
 from .registry import Findings, check
-
-if TYPE_CHECKING:
-    from ...wheelfile.wheel import Wheel
-    from ..policy import Policy
 
 
 @check("build it in the container of the tag, or repair it with a tag that it earns (--plat auto)")

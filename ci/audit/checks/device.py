@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from ...device import manifest
 from ...matrix import Targets
 from ...toolkit import roots
 from ...wheelfile.binary import BinaryError, fatbin
 from ...wheelfile.wheel import DEVICE, MANIFEST, Wheel
+from ..policy import Policy
 from .registry import Differences, Findings, across, check
-
-if TYPE_CHECKING:
-    from ..policy import Policy
 
 
 @check("compile it anew from this checkout: python -m ci device, then python -m ci wheel")

@@ -7,21 +7,18 @@ import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from ...matrix import Library
+from ...wheelfile.binary import Binary
 from ...wheelfile.wheel import Wheel, extra_of
 from .. import providers
+from ..policy import Module, Policy
 from ..systems import is_system_library, lacks
 from .registry import Findings, check
-
-if TYPE_CHECKING:
-    from ...matrix import Library
-    from ...wheelfile.binary import Binary
-    from ..policy import Module, Policy
-
 
 Kind = Literal["package", "inside", "driver", "system", "nobody"]
 

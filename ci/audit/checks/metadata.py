@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from ...matrix import load
 from ...wheelfile.wheel import STAMP, VERSION, Wheel
 from ..expected import differences, wheel_file
+from ..policy import Policy
 from .registry import Differences, Findings, across, check
-
-if TYPE_CHECKING:
-    from ..policy import Policy
 
 _PACKAGE = re.compile(rb"%s==([^\0]*)\0" % re.escape(load().name).encode())  # a string in the native module
 

@@ -6,13 +6,11 @@ import calendar
 import json
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...wheelfile.wheel import Wheel
+from ..policy import Policy
 from .registry import Findings, check
-
-if TYPE_CHECKING:
-    from ...wheelfile.wheel import Wheel
-    from ..policy import Policy
 
 
 @check("repair it anew with the locked tools (requirements/factory.txt): python -m ci repair writes the SBOM")

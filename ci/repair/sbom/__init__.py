@@ -7,12 +7,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...errors import CheckFailed, CiError
-
-if TYPE_CHECKING:
-    from ...matrix import Matrix
+from ...matrix import Matrix
 
 
 def embed(path: Path, *, epoch: int | None = None, matrix: Matrix | None = None) -> None:

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from ci import __main__ as cli
 from ci.report.model import Report, make
@@ -16,9 +17,6 @@ from ci.report.page import render
 from ..audit_support import (
     NAMES,
 )
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class Reader(HTMLParser):
