@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side, TorchEngine
-from .base import DTYPES, Case, Prepared, Unit, explanation, operation, rotation, tolerance
+from ..timing import Side, TorchEngine
+from .base import DTYPES, Case, Prepared, Unit, both_sides, explanation, operation, rotation, tolerance
 from .quantized import Quantization
 
 Sets = list[tuple[mx.array, ...]]
@@ -82,8 +82,7 @@ class ExpertsCase(Case):
             sets.append((x, mx.array(self.indices(index)), *parts[index % len(parts)]))
         mx.eval(sets, weights)
         ours = operation(self.operation)
-        sides = [Side("ours", MlxEngine(), self.ours(ours), sets, explain=self.ours(explanation(ours)))]
-        sides.append(Side("upstream", MlxEngine(), self.call(mx.gather_qmm if stored else mx.gather_mm), sets))
+        sides = both_sides(self.ours(ours), self.call(mx.gather_qmm if stored else mx.gather_mm), sets, self.ours(explanation(ours)))
         if torch and self.chosen is None:
             sides.append(self.torch_grouped(torch))
 

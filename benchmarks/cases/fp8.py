@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -18,6 +18,7 @@ from .base import Case, Prepared, Unit, explanation, input_sets, operation, rota
 
 @dataclass(frozen=True)
 class Fp8Case(Case):
+    unit: ClassVar[Unit] = "TFLOP/s"
     m: int
     n: int
     k: int
@@ -26,10 +27,6 @@ class Fp8Case(Case):
     @property
     def name(self) -> str:
         return f"{self.m} x {self.n} x {self.k}, a scale for each {self.scales}"
-
-    @property
-    def unit(self) -> Unit:
-        return "TFLOP/s"
 
     @property
     def work(self) -> float:

@@ -14,8 +14,8 @@ from mlx.nn.layers.activations import gelu_approx
 from tests.gpu import reference
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side, TorchEngine
-from .base import DTYPES, Case, Prepared, Unit, input_sets, tolerance, torch_input_sets
+from ..timing import Side, TorchEngine
+from .base import DTYPES, Case, Prepared, Unit, both_sides, input_sets, tolerance, torch_input_sets
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class LinearCase(Case):
         shapes = [(self.m, self.k), (self.n, self.k), (self.n,)][: 2 + self.bias]
         scales = [1.0, self.k**-0.5, 1.0][: 2 + self.bias]
         inputs = input_sets(shapes, scales, self.dtype)
-        sides = [Side("ours", MlxEngine(), self.ours, inputs), Side("upstream", MlxEngine(), self.upstream(), inputs)]
+        sides = both_sides(self.ours, self.upstream(), inputs)
         if torch:
             sides.append(Side("torch", torch, self.torch(torch.torch), torch_input_sets(torch, shapes, scales, self.dtype)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 from mlx_cuda._recurrence.composed import composed
@@ -28,6 +28,7 @@ class LinearAttentionCase(Case):
     compiled, as mlx-lm's trainer has its steps.
     """
 
+    unit: ClassVar[Unit] = "TB/s"
     tokens: int
     batch: int = 1
     channels: bool = False
@@ -41,10 +42,6 @@ class LinearAttentionCase(Case):
     def name(self) -> str:
         kind = ("a decay for each channel" if self.channels else "a decay for each head") + (", backward" if self.backward else "")
         return f"{self.batch} x {self.tokens}, {self.key_heads}/{self.value_heads} heads of {self.size}, {kind}"
-
-    @property
-    def unit(self) -> Unit:
-        return "TB/s"
 
     @property
     def work(self) -> float:
