@@ -9,10 +9,8 @@ should unpack, 2 not a readable wheel, or nothing wrong as far as could be seen:
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -22,6 +20,9 @@ from typing import TYPE_CHECKING
 from ..errors import CheckFailed, CiError, EnvironmentProblem
 
 if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Collection, Iterator, Sequence
+
     from ..wheelfile.facts import WheelFacts
     from ..wheelfile.wheel import Wheel
 

@@ -32,6 +32,7 @@ from .audit_support import (
     with_sbom,
     write_wheel,
 )
+from .damage_support import later
 
 CHECKS = ("device", "device-digest")
 DECODE = f"{DEVICE}decode.fatbin"
@@ -65,15 +66,12 @@ def told(code: Files, change: Callable[[dict[str, Any]], object]) -> None:
     code[MANIFEST] = (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
 
 
-def rewritten(data: bytes, **says: list[str]) -> Callable[[Files], None]:
+@later
+def rewritten(code: Files, /, data: bytes, **says: list[str]) -> None:
     """Other contents of one file, with their digest and size in the manifest."""
-
-    def change(code: Files) -> None:
-        code[DECODE] = data
-        facts = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), **says}
-        told(code, lambda document: document["fatbins"]["decode"].update(facts))
-
-    return change
+    code[DECODE] = data
+    facts = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), **says}
+    told(code, lambda document: document["fatbins"]["decode"].update(facts))
 
 
 def test_good(found: Callable[..., Found]) -> None:
