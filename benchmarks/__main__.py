@@ -23,8 +23,8 @@ RESULTS = Path(__file__).parent / "results"
 ATTENTION = (
     "attention", "masks", "window", "softcap", "sinks", "decode", "paged", "varlen", "backward", "mla", "float32", "small", "growing",
 )  # fmt: skip
-PRODUCTS = ("linear", "swiglu", "quantized", "experts", "fp8")
-GROUPS = (*ATTENTION, *PRODUCTS, "linear_attention", "quantized_cache")
+MATMUL = ("linear", "swiglu", "quantized", "experts", "fp8")
+GROUPS = (*ATTENTION, *MATMUL, "linear_attention", "quantized_cache")
 
 
 def run(args: argparse.Namespace) -> int:

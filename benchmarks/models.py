@@ -240,7 +240,7 @@ def _wide(w: mx.array, scales: mx.array, biases: mx.array | None, options: dict[
     return wide.swapaxes(-1, -2) if options.get("transpose", True) else wide
 
 
-def product_in_float32(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None = None, **options: Any) -> mx.array:
+def matmul_in_float32(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None = None, **options: Any) -> mx.array:
     return (x.astype(mx.float32) @ _wide(w, scales, biases, options)).astype(x.dtype)
 
 
@@ -261,7 +261,7 @@ def engines(model: Any, cache: Any, prompt: mx.array) -> dict[str, dict[str, int
         count[f"{mlx_cuda.explain(*arrays, scale=scale, mask=mask, **rest).engine}, {kind} mask"] += 1
         return UPSTREAM(*arrays, scale=scale, mask=mask, **rest)
 
-    def product(ours: Callable[..., mx.array], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def counted(ours: Callable[..., mx.array], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
         def call(*arrays: mx.array, **options: Any) -> mx.array:
             count[f"{mlx_cuda.explain(ours, *arrays, **options).engine}, {ours.__name__}"] += 1
             return upstream(*arrays, **options)
@@ -270,8 +270,8 @@ def engines(model: Any, cache: Any, prompt: mx.array) -> dict[str, dict[str, int
 
     with replaced(
         (mx.fast, "scaled_dot_product_attention", attention),
-        (mx, "quantized_matmul", product(mlx_cuda.quantized_matmul, mx.quantized_matmul)),
-        (mx, "gather_qmm", product(mlx_cuda.gather_qmm, mx.gather_qmm)),
+        (mx, "quantized_matmul", counted(mlx_cuda.quantized_matmul, mx.quantized_matmul)),
+        (mx, "gather_qmm", counted(mlx_cuda.gather_qmm, mx.gather_qmm)),
     ):
         token = prefill(model, cache, prompt).argmax(axis=-1)
         first = dict(count)
@@ -293,7 +293,7 @@ def compare(model: Any, make_cache: Callable[..., Any], prompt: mx.array, tokens
     """Relative error of each side's logits against those in float32, and how often they choose the same token."""
     with replaced(
         (mx.fast, "scaled_dot_product_attention", attention_in_float32),
-        (mx, "quantized_matmul", product_in_float32),
+        (mx, "quantized_matmul", matmul_in_float32),
         (mx, "gather_qmm", gathered_in_float32),
     ):
         exact = forced_logits(model, make_cache(plain=True), prompt, tokens)

@@ -85,7 +85,7 @@ def _backward(results: Results, output: Path) -> None:
     draw([case for case in results.cases if case.group == "backward"], output)
 
 
-def _products(results: Results, output: Path) -> None:
+def _matmul(results: Results, output: Path) -> None:
     draw([case for case in results.cases if case.group in ("linear", "swiglu")], output)
 
 
@@ -123,6 +123,6 @@ PICTURES: dict[str, Callable[[Results, Path], None]] = {
     "decode.svg": _decode,
     "masks.svg": _masks,
     "backward.svg": _backward,
-    "linear-swiglu.svg": _products,
+    "linear-swiglu.svg": _matmul,
     "quantized.svg": _quantized,
 }

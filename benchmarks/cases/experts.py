@@ -57,8 +57,8 @@ class ExpertsCase(Case):
         """Bytes of everything that is read and written; of the experts, those that are chosen."""
         weights = len(np.unique(self.indices(0))) * self.n * self.k
         size = DTYPES[self.dtype].size
-        products = self.rows * (self.chosen or 1)
-        return (self.stored.bytes_of(weights) if self.stored else weights * size) + size * (self.rows * self.k + products * self.n)
+        outputs = self.rows * (self.chosen or 1)
+        return (self.stored.bytes_of(weights) if self.stored else weights * size) + size * (self.rows * self.k + outputs * self.n)
 
     def indices(self, index: int) -> NDArray[np.uint32]:
         """The expert of each row, or [tokens, chosen]; each set names other experts in the same pattern."""

@@ -68,12 +68,12 @@ class LinearCase(Case):
         return mlx_cuda.linear(x, w, *bias, activation=self.activation)
 
     def upstream(self) -> Callable[..., mx.array]:
-        def product(x: mx.array, w: mx.array, *bias: mx.array) -> mx.array:
+        def matmul(x: mx.array, w: mx.array, *bias: mx.array) -> mx.array:
             return mx.addmm(bias[0], x, w.T) if bias else x @ w.T
 
         if self.activation is None:
-            return product
-        return mx.compile(lambda *arrays: gelu_approx(product(*arrays)))
+            return matmul
+        return mx.compile(lambda *arrays: gelu_approx(matmul(*arrays)))
 
     def torch(self, torch: Any) -> Callable[..., Any]:
         functional = torch.nn.functional

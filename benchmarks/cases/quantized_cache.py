@@ -54,9 +54,9 @@ class QuantizedCacheCase(DecodingHeads):
         keys, values = ([part[:, :, None] for part in parts] for parts in (cache[:3], cache[3:]))
         options: dict[str, Any] = {"group_size": self.group_size, "bits": self.bits}
         grouped = (q * self.scale).reshape(self.batch, self.kv_heads, -1, self.queries, self.head_dim)
-        product: Any = mx.quantized_matmul  # whose types do not let parts through
-        weights = mx.softmax(product(grouped, *keys, transpose=True, **options), axis=-1, precise=True)
-        result: mx.array = product(weights, *values, transpose=False, **options).reshape(q.shape)
+        matmul: Any = mx.quantized_matmul  # whose types do not let parts through
+        weights = mx.softmax(matmul(grouped, *keys, transpose=True, **options), axis=-1, precise=True)
+        result: mx.array = matmul(weights, *values, transpose=False, **options).reshape(q.shape)
         return result
 
     def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (it has no such products)
