@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -217,6 +218,15 @@ def _call(name: str) -> str:
 def fill(document: str, results: Results) -> str:
     """The document with each block between its markers made anew; a block that the results lack stays."""
     return fill_blocks(document, sections(results))
+
+
+def put(blocks: Mapping[str, str], document: Path | None) -> int:
+    """Print the blocks, or fill them into a document."""
+    if document:
+        document.write_text(fill_blocks(document.read_text("utf-8"), blocks), "utf-8")
+    else:
+        print("\n\n".join(blocks.values()))
+    return 0
 
 
 def fill_blocks(document: str, blocks: Mapping[str, str]) -> str:

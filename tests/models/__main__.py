@@ -55,16 +55,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def table(args: argparse.Namespace) -> int:
-    from benchmarks.table import fill_blocks
+    from benchmarks.table import put
 
     from .table import tables
 
-    blocks = tables(read(args.results, "real", EnvironmentProblem)["cases"])
-    if args.update:
-        args.update.write_text(fill_blocks(args.update.read_text("utf-8"), blocks), "utf-8")
-    else:
-        print("\n\n".join(blocks.values()))
-    return 0
+    return put(tables(read(args.results, "real", EnvironmentProblem)["cases"]), args.update)
 
 
 def begun(args: argparse.Namespace) -> dict[str, Any]:
