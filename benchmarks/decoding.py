@@ -77,14 +77,8 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
     """Tokens per second of each side and of the memory, what a conversation costs besides, and what a recorded step is made of."""
     peer = [PEER] if any("torch" in each for each in results["cases"]) else []
     rest = [
-        "patched",
-        "",
-        "first conversation",
-        "limit of the memory",
-        "patched of it",
-        "equal tokens",
-        "error of the logits: MLX, patched",
-    ]
+        "patched", "", "first conversation", "limit of the memory", "patched of it", "equal tokens", "error of the logits: MLX, patched",
+    ]  # fmt: skip
     rows = [["model", "MLX", *peer, *rest]]
     prompt = "prompt, tokens/s: MLX, first conversation, patched"
     costs = [["model", prompt, "host's time a step, us: MLX, patched", "peak memory, MiB: MLX, patched"]]

@@ -178,17 +178,9 @@ def sections(results: Results) -> dict[str, str]:
 
 def models_table(results: Mapping[str, Any]) -> str:
     """What ``python -m benchmarks.models`` measured of prompts: tokens per second of MLX and patched, and how alike logits are."""
-    rows = [
-        [
-            "model",
-            "batch",
-            "prefill",
-            "patched",
-            "",
-            "same choice, fed the same",
-            "error of the logits, MLX's and patched",
-        ]
-    ]
+    rows = [[
+        "model", "batch", "prefill", "patched", "", "same choice, fed the same", "error of the logits, MLX's and patched",
+    ]]  # fmt: skip
     for each in results["cases"]:
         upstream, patched = (speed(each, side, "prefill") for side in ("upstream", "patched"))
         speeds = [f"{upstream:.0f}", f"{patched:.0f}", f"{patched / upstream:.2f}x"]
