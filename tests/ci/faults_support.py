@@ -17,7 +17,8 @@ from packaging.version import Version
 from ci.errors import CheckFailed, CiError, EnvironmentProblem
 from ci.matrix import REPOSITORY, load
 from ci.release.dist import Dist, complete
-from ci.release.publish import Limits, publish
+from ci.release.publish import publish
+from ci.release.upload import Limits
 
 from . import index_support
 

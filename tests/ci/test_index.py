@@ -18,7 +18,7 @@ from ci.errors import CheckFailed, EnvironmentProblem
 from ci.index import Index, named
 from ci.release import check, standing
 from ci.release.dist import complete
-from ci.release.standing import plan
+from ci.release.upload import plan
 
 from .index_support import Silent, serving
 from .release_support import EXTRAS, MATRIX, VERSION, make_dist, metadata, wheel_name, write_wheel

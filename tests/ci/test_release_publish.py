@@ -19,7 +19,8 @@ from ci.errors import CheckFailed, EnvironmentProblem
 from ci.files import sha256
 from ci.matrix import REPOSITORY
 from ci.release.dist import ATTESTATION, MANIFEST, Dist, complete, read_manifest, settle
-from ci.release.publish import publish, sign
+from ci.release.publish import publish
+from ci.release.upload import sign
 from ci.toolkit import uv
 
 from . import index_support
@@ -160,7 +161,7 @@ def test_what_publishes_runs_next_to_nothing(dist: Dist, tmp_path: Path) -> None
     names = done.stdout.splitlines()[-1].split()
     ours = {"audit", "console", "errors", "files", "index", "matrix", "process", "release"}
     assert {name.split(".")[1] for name in names if name.startswith("ci.") and name != "ci.__main__"} == ours
-    release = {"dist", "publish", "standing", "version"}
+    release = {"dist", "publish", "standing", "upload", "version"}
     assert {name.split(".")[2] for name in names if name.startswith("ci.release.")} == release
     assert not [name for name in names if name.startswith("ci.audit.")]
     assert not {"auditwheel", "cyclonedx", "delvewheel", "elftools", "jinja2", "pefile", "rich", "tomlkit", "uv"} & set(names)
