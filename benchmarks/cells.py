@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import floor, log10
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .record import CaseResult
 from .result_file import DIGITS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from .record import CaseResult
 
 # TB/s that reading reaches, which is what few queries to a long cache are held against.
 MEMORY = {"NVIDIA H200": 4.3, "NVIDIA H100 80GB HBM3": 3.0}

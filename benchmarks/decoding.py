@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from .cells import MEMORY, markdown, speed
 from .chart import COLOURS, LABELS, bars
 from .profile import PARTS, REST, by_part
 from .record import require_same_machine
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 PEER = "torch, CUDA graph"
 PROMPT = 1024  # tokens, where none are named
@@ -79,14 +77,8 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
     """Tokens per second of each side and of the memory, what a conversation costs besides, and what a recorded step is made of."""
     peer = [PEER] if any("torch" in each for each in results["cases"]) else []
     rest = [
-        "patched",
-        "",
-        "first conversation",
-        "limit of the memory",
-        "patched of it",
-        "equal tokens",
-        "error of the logits: MLX, patched",
-    ]
+        "patched", "", "first conversation", "limit of the memory", "patched of it", "equal tokens", "error of the logits: MLX, patched",
+    ]  # fmt: skip
     rows = [["model", "MLX", *peer, *rest]]
     prompt = "prompt, tokens/s: MLX, first conversation, patched"
     costs = [["model", prompt, "host's time a step, us: MLX, patched", "peak memory, MiB: MLX, patched"]]

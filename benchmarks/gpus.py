@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlx_cuda._common.limits import HOPPERS, DispatchThresholds, Figures, careful
 from mlx_cuda._loader import limits_file
@@ -16,9 +17,6 @@ from .platforms import load
 from .record import Results
 from .result_file import read
 from .table import short_table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 GPUS = Path(__file__).with_name("gpus.toml")
 RESULTS = Path(__file__).with_name("results")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .result_file import read, write
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from .timing import Timing
 
 MOST_ERROR_CHARACTERS = 400  # compilers say more than one wants to keep

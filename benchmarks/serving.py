@@ -16,8 +16,10 @@ import gc
 import sys
 import time
 import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -28,16 +30,10 @@ from .mlx_lm_parts import part
 from .models import SHAPES, make
 from .provenance import collect, memory_used
 from .record import MOST_ERROR_CHARACTERS
-from .requests import CacheCalls, Request, draw, equal_start, figures, serve
+from .requests import CacheCalls, Request, Served, draw, equal_start, figures, serve
 from .result_file import write
 from .serving_table import replayed, speed
 from .soak import Soak
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-
-    from .requests import Served
 
 SIDES = ("upstream", "patched")
 MODELS = ("Qwen 3 4B, 4 bit", "Llama 3.1 8B")
@@ -56,7 +52,7 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-class Recordings:
+class Captures:
     """What a model has recorded and replayed since ``begin``; nothing of a side that is not patched."""
 
     def __init__(self, model: Any, side: str) -> None:
@@ -72,9 +68,9 @@ class Recordings:
     def to_json(self) -> dict[str, Any]:
         if not self.decoding:
             return {}
-        recorded, replayed = (now - then for now, then in zip((self.decoding.recorded, self.decoding.replayed), self.before, strict=True))
+        captured, replayed = (now - then for now, then in zip((self.decoding.recorded, self.decoding.replayed), self.before, strict=True))
         return {
-            "recorded": recorded,
+            "recorded": captured,
             "replayed": replayed,
             "recordings, MiB": self.nbytes() / 2**20,
             "reason": self.decoding.reason,
@@ -123,7 +119,7 @@ def measure(side: str, model: Any, requests: Sequence[Request], args: argparse.N
         gc.collect()
         mx.clear_cache()
         mx.reset_peak_memory()
-        recordings, generator = Recordings(model, side), generator_of(model, args)
+        captures, generator = Captures(model, side), generator_of(model, args)
         if calls:
             calls.counting = True
         with generator.stats() as stats:
@@ -132,7 +128,7 @@ def measure(side: str, model: Any, requests: Sequence[Request], args: argparse.N
             calls.counting = False
             result["calls of caches"] = calls.to_json()
         result |= figures(served, stats)
-        result |= recordings.to_json()
+        result |= captures.to_json()
         result |= {"peak MiB": mx.get_peak_memory() / 2**20, "driver's MiB": memory_used()}
         generator.close()
         del generator
@@ -143,14 +139,14 @@ def measure(side: str, model: Any, requests: Sequence[Request], args: argparse.N
 def soak(side: str, model: Any, args: argparse.Namespace, log: Callable[[str], None]) -> dict[str, Any]:
     lengths, most = (args.prompt, args.tokens), 2 * args.completion_batch
     with on_side(side, args):
-        recordings = Recordings(model, side)
+        captures = Captures(model, side)
         run = Soak(
             lambda: generator_of(model, args), lengths, vocabulary_of(model), rate=args.rate, most=most, seed=args.seed,
-            recordings=recordings.nbytes, log=log,
+            captures=captures.nbytes, log=log,
         )  # fmt: skip
-        recordings.begin()
+        captures.begin()
         run.run(args.soak)
-        found = {**run.to_json(args.growth), **recordings.to_json()}
+        found = {**run.to_json(args.growth), **captures.to_json()}
         found["failures"] += found.get("errors", [])  # which only cost time, if the model's own steps take their place
         return found
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .cells import SIDES, markdown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def _number(value: float | None, form: str = ".0f") -> str:
@@ -47,18 +45,10 @@ def _measured(results: Sequence[Mapping[str, Any]], kind: str) -> list[tuple[Map
 
 def speed_table(results: Sequence[Mapping[str, Any]]) -> str:
     """A row for each side: the speed, how many times MLX's, what a request sees, and its tokens beside those of the same alone."""
-    rows = [
-        [
-            "requests, tokens of each, arrivals",
-            "side",
-            "tokens/s",
-            "",
-            "between tokens, ms: 50th, 99th percentile",
-            "to the first token, s: 50th, 99th",
-            "mean batch",
-            "first tokens equal to the same request's alone",
-        ]
-    ]
+    rows = [[
+        "requests, tokens of each, arrivals", "side", "tokens/s", "", "between tokens, ms: 50th, 99th percentile",
+        "to the first token, s: 50th, 99th", "mean batch", "first tokens equal to the same request's alone",
+    ]]  # fmt: skip
     for settings, entry, side, found in _measured(results, "requests"):
         head = [_name(entry, settings), SIDES[side]]
         if "error" in found:
@@ -82,19 +72,10 @@ def speed_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     """Where the time went, and what was replayed."""
-    rows = [
-        [
-            "requests, tokens of each, arrivals",
-            "side",
-            "seconds in prompts, decoding, joining and the rest, with nobody there",
-            "prompt tokens/s",
-            "decoding steps",
-            "replayed",
-            "recorded",
-            "warm-up, s",
-            "peak memory, MiB: MLX, driver",
-        ]
-    ]
+    rows = [[
+        "requests, tokens of each, arrivals", "side", "seconds in prompts, decoding, joining and the rest, with nobody there",
+        "prompt tokens/s", "decoding steps", "replayed", "recorded", "warm-up, s", "peak memory, MiB: MLX, driver",
+    ]]  # fmt: skip
     calls = [["requests, tokens of each, arrivals", "side", "calls of caches, and their seconds"]]
     for settings, entry, side, found in _measured(results, "requests"):
         if "error" in found:
@@ -118,20 +99,10 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def soak_table(results: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        [
-            "model",
-            "side",
-            "minutes",
-            "requests",
-            "cancelled",
-            "tokens",
-            "repeated in other company",
-            "with other tokens",
-            "growth, MiB: MLX, driver, host",
-            "failures",
-        ]
-    ]
+    rows = [[
+        "model", "side", "minutes", "requests", "cancelled", "tokens", "repeated in other company", "with other tokens",
+        "growth, MiB: MLX, driver, host", "failures",
+    ]]  # fmt: skip
     for _, entry, side, found in _measured(results, "soak"):
         if "error" in found:
             rows.append([entry["model"], SIDES[side], *[""] * 7, found["error"]])

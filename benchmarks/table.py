@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .cells import duration, markdown, memory_share, speed
+from .record import CaseResult, Results
 from .targets import ATTENTION, MATMUL, behind_table, targets_table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from .record import CaseResult, Results
 
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 RENAMED = {"few": "skinny", "dequantised": "dequantize"}  # engines that committed results call by their former names
@@ -180,17 +178,9 @@ def sections(results: Results) -> dict[str, str]:
 
 def models_table(results: Mapping[str, Any]) -> str:
     """What ``python -m benchmarks.models`` measured of prompts: tokens per second of MLX and patched, and how alike logits are."""
-    rows = [
-        [
-            "model",
-            "batch",
-            "prefill",
-            "patched",
-            "",
-            "same choice, fed the same",
-            "error of the logits, MLX's and patched",
-        ]
-    ]
+    rows = [[
+        "model", "batch", "prefill", "patched", "", "same choice, fed the same", "error of the logits, MLX's and patched",
+    ]]  # fmt: skip
     for each in results["cases"]:
         upstream, patched = (speed(each, side, "prefill") for side in ("upstream", "patched"))
         speeds = [f"{upstream:.0f}", f"{patched:.0f}", f"{patched / upstream:.2f}x"]
@@ -220,6 +210,15 @@ def _call(name: str) -> str:
 def fill(document: str, results: Results) -> str:
     """The document with each block between its markers made anew; a block that the results lack stays."""
     return fill_blocks(document, sections(results))
+
+
+def put(blocks: Mapping[str, str], document: Path | None) -> int:
+    """Print the blocks, or fill them into a document."""
+    if document:
+        document.write_text(fill_blocks(document.read_text("utf-8"), blocks), "utf-8")
+    else:
+        print("\n\n".join(blocks.values()))
+    return 0
 
 
 def fill_blocks(document: str, blocks: Mapping[str, str]) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from ..cells import markdown
 from .judging import worse
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 QUIET = 2  # modules at a time
 CACHES = {
