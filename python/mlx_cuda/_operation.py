@@ -66,10 +66,11 @@ class Operation(Protocol[P, C_co]):
     def __call__(self: Operation[P, Call[R]], *arguments: P.args, **options: P.kwargs) -> R: ...
 
 
-def operation(returns: str = "mx.array", **axes: int) -> Callable[[Callable[P, C_co]], Operation[P, C_co]]:
+def operation(returns: str = "mx.array", *, is_cached: bool = True, **axes: int) -> Callable[[Callable[P, C_co]], Operation[P, C_co]]:
     """Decorate what prepares calls: it becomes the operation of its name, parameters and documentation.
 
-    ``returns`` is what the signature says of results, and ``axes`` are those that :func:`growing` takes.
+    ``returns`` is what the signature says of results, ``is_cached`` whether calls go by way of the call cache, and ``axes`` are those that
+    :func:`growing` takes.
     """
 
     def made(prepare: Callable[P, C_co]) -> Operation[P, C_co]:
@@ -78,6 +79,6 @@ def operation(returns: str = "mx.array", **axes: int) -> Callable[[Callable[P, C
             return prepare(*arguments, **options).result()
 
         vars(compute).update(prepare=prepare, __signature__=inspect.signature(prepare).replace(return_annotation=returns))
-        return cast("Operation[P, C_co]", cached(growing(**axes)(compute)))
+        return cast("Operation[P, C_co]", cached(growing(**axes)(compute)) if is_cached else compute)
 
     return made

@@ -177,6 +177,7 @@ def test_more_blocks_than_a_grid_has(
     products: Products, monkeypatch: pytest.MonkeyPatch, axis: Any, fits: tuple[int, int], more: tuple[int, int]
 ) -> None:
     monkeypatch.setattr("mlx_cuda._matmul.fp8.MOST_BLOCKS", 1)
-    for shape in fits, more:
+    for shape, engine in (fits, "fused"), (more, "fallback"):
+        assert mlx_cuda.explain(mlx_cuda.quantize_fp8, mx.ones(shape), axis=axis).engine == engine
         mlx_cuda.quantize_fp8(mx.ones(shape), axis=axis)
     assert products.calls == [f"quantise {axis}"]

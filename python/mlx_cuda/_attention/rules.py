@@ -134,6 +134,18 @@ def choose_paged(case: AttentionCase, page_size: int) -> Choice:
     return Choice("fallback", decode) if decode else Choice("decode", "pages are read where they lie")
 
 
+@lru_cache(1024)
+def choose_update(dtype: str, sizes: tuple[int, ...], dims: tuple[int, int], absent: str) -> Choice:
+    """The kernel that writes new keys and values into pages; absent: why there is no native module."""
+    against = first_reason((
+        (0 in sizes, "a dimension is 0"),
+        (bool(absent), absent),
+        (dtype not in NATIVE, f"our kernels compute {', '.join(NATIVE)}, not {dtype}"),
+        (any(dim % 8 for dim in dims), f"the kernel takes head_dims that are a multiple of 8, not {max(dims, key=lambda dim: dim % 8)}"),
+    ))  # fmt: skip
+    return Choice("fallback", against) if against else Choice("fused", "keys and values in one pass, into the pages' memory")
+
+
 MOST_PACKED_ROWS = 64  # queries that share a kv head, of the kernel for quantised keys: with more it is faster to dequantise them once
 PACKED_DIMS = 32  # which head_dims are a multiple of
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from .._attention import attention, quantized
 from .._common.choice import OLDEST_GPU, Choice, sm
-from .._decode_step import explain as explain_step
+from .._decode_step import StepCall
 from .._loader import native
 from .._matmul.gather import gather_mm, gather_qmm
 from .._matmul.quantized import quantized_matmul
@@ -138,6 +138,6 @@ def counted_steps(model: Any, where: str, taken: int, steps: list[Steps]) -> Ite
     before = 0 if model is None else decoding_of(model).replayed
     yield
     if model is not None:
-        state, choice = decoding_of(model), explain_step(model)
-        reason = unused() or state.reason or f"{choice.reason}: {choice.kernel}"
+        state, step = decoding_of(model), StepCall(model)
+        reason = unused() or state.reason or f"{step.choice.reason}: {step.kernel()}"
         steps.append({"where": where, "taken": taken, "replayed": state.replayed - before, "reason": reason})

@@ -149,6 +149,18 @@ def choose_fp8(case: Fp8Case) -> Choice:
     return Choice("fallback", against) if against else Choice("cublaslt", "cuBLASLt multiplies e4m3 and scales the result")
 
 
+@lru_cache(1024)
+def choose_quantize_fp8(gpu: Gpu, *, empty: bool, fits: bool) -> Choice:
+    """Our kernel. fits: whether the second dimension of a grid has as many blocks as share scales along it."""
+    against = first_reason((
+        (empty, "a dimension is 0"),
+        (bool(gpu.absent), gpu.absent),
+        (gpu.capability < OLDEST_FP8_GPU, f"kernels for e4m3 need sm_89 or newer, not {sm(gpu.capability)}"),
+        (not fits, "a grid has fewer blocks than scales are for"),
+    ))  # fmt: skip
+    return Choice("fallback", against) if against else Choice("fused", "numbers are read once or twice")
+
+
 def _against_quantized(case: QuantizedCase) -> str:
     """The first rule that speaks against all of our kernels for quantised weights."""
     return first_reason((
