@@ -16,10 +16,8 @@ import gc
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -30,10 +28,16 @@ from .mlx_lm_parts import part
 from .models import SHAPES, make
 from .provenance import collect, memory_used
 from .record import MOST_ERROR_CHARACTERS
-from .requests import CacheCalls, Request, Served, draw, equal_start, figures, serve
+from .requests import CacheCalls, Request, draw, equal_start, figures, serve
 from .result_file import write
 from .serving_table import replayed, speed
 from .soak import Soak
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from .requests import Served
 
 SIDES = ("upstream", "patched")
 MODELS = ("Qwen 3 4B, 4 bit", "Llama 3.1 8B")
@@ -60,7 +64,7 @@ class Captures:
         self.begin()
 
     def begin(self) -> None:
-        self.before = (self.decoding.recorded, self.decoding.replayed) if self.decoding else (0, 0)
+        self.before = (self.decoding.captured, self.decoding.replayed) if self.decoding else (0, 0)
 
     def nbytes(self) -> int:
         return sum(each.nbytes for each in self.decoding.sessions) + self.decoding.batches.nbytes if self.decoding else 0
@@ -68,7 +72,7 @@ class Captures:
     def to_json(self) -> dict[str, Any]:
         if not self.decoding:
             return {}
-        captured, replayed = (now - then for now, then in zip((self.decoding.recorded, self.decoding.replayed), self.before, strict=True))
+        captured, replayed = (now - then for now, then in zip((self.decoding.captured, self.decoding.replayed), self.before, strict=True))
         return {
             "recorded": captured,
             "replayed": replayed,

@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda._explain import RULES
+from mlx_cuda._explain import EXPLAINED
 
 from benchmarks.__main__ import ATTENTION, GROUPS, MATMUL, RESULTS, main, warnings
 from benchmarks.cases import GROUPS as CASES
@@ -305,7 +305,7 @@ def test_explain_is_asked_about_the_call_that_is_timed(group: str, monkeypatch: 
         calls[kind].append(([told(each) for each in arguments], {name: told(value) for name, value in options.items()}))
         return arguments[0]
 
-    for function in RULES:
+    for function in EXPLAINED:
         monkeypatch.setattr(mlx_cuda, function.__name__, wraps(function)(partial(note, "timed")))
     monkeypatch.setattr(mlx_cuda, "explain", lambda _, *arguments, **options: note("explained", *arguments, **options))
     for case in CASES[group](quick=True):

@@ -169,7 +169,7 @@ def test_models_are_called_by_the_beginning_of_their_name(tmp_path: Path, capsys
 def test_a_soak_fails_where_replaying_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's own steps take their place, so nobody else would notice."""
     decoding = SimpleNamespace(
-        recorded=1, replayed=0, errors=["replaying it failed: no"], reason="", sessions=[], batches=SimpleNamespace(nbytes=0)
+        captured=1, replayed=0, errors=["replaying it failed: no"], reason="", sessions=[], batches=SimpleNamespace(nbytes=0)
     )
     run = SimpleNamespace(run=lambda _: None, steps=3, to_json=lambda _: {"failures": ["a request gave 1 tokens of 2"]})
     monkeypatch.setattr(serving, "decoding_of", lambda _: decoding)

@@ -23,6 +23,7 @@ LAYERS = {  # what stands in one line knows nothing of its neighbours
         "_operation",
         "_all_sum _matmul _recurrence _swiglu",
         "_attention",
+        "_operations",
         "_replay _tuning",
         "_mlx_lm",
         "_invariant",

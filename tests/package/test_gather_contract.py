@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -12,17 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from tests.gpu import quantized_cases as cases
 from tests.gpu.formats import FORMS, Form, unpacked
 
-from .references import DTYPES, assert_close, gradients, host, random
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from .products import Products
-    from .references import Array
+from .products import Products
+from .references import DTYPES, Array, assert_close, gradients, host, random
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -290,10 +286,10 @@ def test_gradients_of_a_single_matrix(right: tuple[int, ...], natively: bool, re
     a, cotangent = random((3, 64)), random((3, 16))
     for rhs in mx.array(0), mx.array([0, 0]):
         which = {"lhs_indices": mx.zeros_like(rhs), "rhs_indices": rhs}
-        slopes = mx.broadcast_to(cotangent, (*rhs.shape, 3, 16))
-        _, (quantised,) = mx.vjp(lambda a, which=which: OURS.gather_qmm(a, *weights.arrays, **weights.options, **which), [a], [slopes])
+        cotangents = mx.broadcast_to(cotangent, (*rhs.shape, 3, 16))
+        _, (quantised,) = mx.vjp(lambda a, which=which: OURS.gather_qmm(a, *weights.arrays, **weights.options, **which), [a], [cotangents])
         b = mx.array(weights.exact.astype(np.float32)).swapaxes(-1, -2)
-        _, (dense, _) = mx.vjp(lambda a, b, which=which: OURS.gather_mm(a, b, **which), [a, b], [slopes])
+        _, (dense, _) = mx.vjp(lambda a, b, which=which: OURS.gather_mm(a, b, **which), [a, b], [cotangents])
         exact = rhs.size * host(cotangent) @ weights.exact.reshape(-1, 16, 64)[0]
         assert_close(quantised, exact, slack=2)
         assert_close(dense, exact, slack=2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from mlx_cuda._attention.rules import choose_attention
@@ -17,7 +19,7 @@ from mlx_cuda._common.limits import (
     Figures,
     Products,
     as_json,
-    careful,
+    conservative,
     from_json,
     kind_of,
 )
@@ -26,10 +28,6 @@ from mlx_cuda._matmul.rules import choose_quantized
 
 from .test_dispatch import PREFILL as CHUNK
 from .test_matmul_dispatch import PREFILL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 OWN = DispatchThresholds(dict.fromkeys(KINDS, Products(half_precision=96, upstream=640)), Attention(chunks="cudnn"), "measured here")
 VERSIONS = {"driver": "13.0", "mlx": "0.32.4", "mlx_cuda": "1"}
@@ -55,7 +53,7 @@ def _put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ((12, 1), Figures(48, 2.5, 0.273e12), 576),  # DGX Spark
 ])  # fmt: skip
 def test_data_sheets(capability: tuple[int, int], figures: Figures, rows: int) -> None:
-    found = careful(capability, figures)
+    found = conservative(capability, figures)
     assert {each.upstream for each in found.products.values()} == {rows}
     assert found.attention.chunks == ("cudnn" if capability > (9, 0) else "flash")
     assert found.products["fp8"].half_precision == (512 if capability == (9, 0) else 64)

@@ -13,6 +13,7 @@ from mlx_cuda._matmul.rules import (
     choose_fp8,
     choose_gather_qmm,
     choose_grouped,
+    choose_quantize_fp8,
     choose_quantized,
     chosen,
 )
@@ -132,6 +133,21 @@ def test_fp8(changed: dict[str, Any], engine: str, reason: str) -> None:
     choice = choose_fp8(FP8._replace(**changed))
     assert choice.engine == engine
     assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("gpu", "empty", "fits", "reason"),
+    [
+        (Gpu((8, 9)), False, True, ""),
+        (Gpu((8, 6)), False, True, "kernels for e4m3 need sm_89 or newer, not sm_86"),
+        (Gpu((9, 0), "there is none"), False, True, "there is none"),
+        (Gpu((9, 0)), True, True, "a dimension is 0"),
+        (Gpu((9, 0)), False, False, "a grid has fewer blocks than scales are for"),
+    ],
+)
+def test_quantizing_to_fp8(gpu: Gpu, empty: bool, fits: bool, reason: str) -> None:
+    choice = choose_quantize_fp8(gpu, empty=empty, fits=fits)
+    assert choice == (Choice("fallback", reason) if reason else Choice("fused", "numbers are read once or twice"))
 
 
 @pytest.mark.parametrize(

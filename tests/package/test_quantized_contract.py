@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -15,10 +15,8 @@ from mlx_cuda._common.choice import Gpu
 from tests.gpu import quantized_cases as cases
 from tests.gpu.formats import FORMS, Form
 
+from .products import Products
 from .references import DTYPES, assert_close, host, random
-
-if TYPE_CHECKING:
-    from .products import Products
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -95,10 +93,10 @@ def test_gradients_of_a_vector() -> None:
     """MLX's kernels on CUDA take none, so it goes there as a row."""
     x, weights = random((64,)), drawn(Form("affine", 1, 32), (9, 64))
     w, *parts = weights.arrays
-    slopes = mx.vjp(lambda x, *parts: OURS.quantized_matmul(x, w, *parts, **weights.options), [x, *parts], [mx.ones(9)])[1]
+    gradients = mx.vjp(lambda x, *parts: OURS.quantized_matmul(x, w, *parts, **weights.options), [x, *parts], [mx.ones(9)])[1]
     rows = mx.vjp(lambda x, *parts: MLX.quantized_matmul(x, w, *parts, **weights.options), [x[None], *parts], [mx.ones((1, 9))])[1]
-    for slope, row in zip(slopes, (rows[0][0], *rows[1:]), strict=True):
-        assert_close(slope, host(row))
+    for gradient, row in zip(gradients, (rows[0][0], *rows[1:]), strict=True):
+        assert_close(gradient, host(row))
 
 
 FORM = Form("affine", 4, 32)

@@ -5,13 +5,11 @@ They are in force for each compute capability; what follows from them is cached 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Capability = tuple[int, int]
+Capability = tuple[int, int]
 
 R = TypeVar("R")
 Kind = Literal["affine 4", "affine 8", "fp4", "fp8"]  # of quantised weights: affine up to so many bits, and floats
@@ -69,7 +67,7 @@ ARITHMETIC = {(8, 0): 1024, (8, 6): 512, (8, 7): 512, (8, 9): 512, (10, 0): 4096
 EXTRA_BYTES, DENSE_SHARE, UPSTREAM_SHARE = 4.0, 0.75, 0.35
 
 
-def careful(capability: Capability, figures: Figures) -> DispatchThresholds:
+def conservative(capability: Capability, figures: Figures) -> DispatchThresholds:
     """DispatchThresholds for a GPU that nobody has measured: MLX's own kernels wherever ours are not known to be faster there.
 
     A product of M rows takes ``2 M / (share * arithmetic)`` for each weight, or, where weights are dequantised first, ``EXTRA_BYTES /

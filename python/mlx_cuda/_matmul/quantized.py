@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, dtype_name, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, cast, dtype_name, require_arrays, resolve, shape_text
+from .._common.choice import Choice, Gpu
 from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._common.limits import by_limits
 from .._loader import native
 from .._operation import Call, operation
 from .batches import product_of_batches
-from .formats import Format, computed_in, require_options, spec, weights
+from .formats import Format, Spec, computed_in, require_options, spec, weights
 from .rules import QuantizedCase, choose_quantized, chosen
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
-    from .._common.arrays import Shape, StreamOrDevice
-    from .._common.choice import Choice, Gpu
-    from .formats import Spec
-
-    Operands: TypeAlias = tuple[mx.array, mx.array, mx.array, mx.array | None]
+Operands: TypeAlias = tuple[mx.array, mx.array, mx.array, mx.array | None]
 
 SKINNY = ("skinny", "small")
 OURS = (*SKINNY, "dequantize", "grouped")
@@ -195,9 +189,9 @@ def _dequantize(operands: Operands, transpose: bool, form: Format, stream: mx.St
     def backward(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
         x, *parts = primals
         scales, biases = unpacked(parts)
-        slope = quantized_matmul(cotangent, w, scales, biases, not transpose, *form, stream=stream)
+        gradient = quantized_matmul(cotangent, w, scales, biases, not transpose, *form, stream=stream)
         with mx.stream(stream):
-            return [slope, *parts_slopes(lambda scales, biases: composed(x, w, scales, biases, transpose, form), parts, cotangent)]
+            return [gradient, *parts_gradients(lambda scales, biases: composed(x, w, scales, biases, transpose, form), parts, cotangent)]
 
     return with_gradients(forward, backward)(x, *((scales,) if biases is None else (scales, biases)))
 
@@ -207,7 +201,7 @@ def unpacked(parts: tuple[mx.array, ...] | list[mx.array]) -> tuple[mx.array, mx
     return parts[0], parts[1] if len(parts) > 1 else None
 
 
-def parts_slopes(product: Callable[[mx.array, mx.array], mx.array], parts: list[mx.array], cotangent: mx.array) -> list[mx.array]:
+def parts_gradients(product: Callable[[mx.array, mx.array], mx.array], parts: list[mx.array], cotangent: mx.array) -> list[mx.array]:
     """The gradients of affine scales and biases (those of 8-bit scales are zeros), which are evaluated only where they are used."""
     if len(parts) < 2:
         return [mx.zeros_like(part) for part in parts]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from .._common.choice import HALF, NATIVE, OLDEST_GPU, Choice, first_reason, sm
+from .._common.choice import HALF, NATIVE, OLDEST_GPU, Choice, EngineName, Gpu, first_reason, sm
 from .._common.limits import Products, by_limits, kind_of, limits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .._common.choice import EngineName, Gpu
 
 NATIVE_BITS = (2, 3, 4, 5, 6, 8)  # of affine weights; MLX packs 1 bit as well
 OLDEST_FP8_GPU = (8, 9)
@@ -147,6 +143,18 @@ def choose_fp8(case: Fp8Case) -> Choice:
         (case.capability < OLDEST_FP8_GPU, f"products of e4m3 need sm_89 or newer, not {sm(case.capability)}"),
     ))  # fmt: skip
     return Choice("fallback", against) if against else Choice("cublaslt", "cuBLASLt multiplies e4m3 and scales the result")
+
+
+@lru_cache(1024)
+def choose_quantize_fp8(gpu: Gpu, *, empty: bool, fits: bool) -> Choice:
+    """Our kernel. fits: whether the second dimension of a grid has as many blocks as share scales along it."""
+    against = first_reason((
+        (empty, "a dimension is 0"),
+        (bool(gpu.absent), gpu.absent),
+        (gpu.capability < OLDEST_FP8_GPU, f"kernels for e4m3 need sm_89 or newer, not {sm(gpu.capability)}"),
+        (not fits, "a grid has fewer blocks than scales are for"),
+    ))  # fmt: skip
+    return Choice("fallback", against) if against else Choice("fused", "numbers are read once or twice")
 
 
 def _against_quantized(case: QuantizedCase) -> str:
