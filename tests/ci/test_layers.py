@@ -30,6 +30,7 @@ LAYERS = {  # what stands in one line knows nothing of its neighbours
         "_doctor _patch _run nn",
         "_decode_step",
         "_explain",
+        "_explain_command",
         "_check",
     ],
 }
