@@ -35,7 +35,7 @@ OPERATIONS: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-RETIRED = {"mlx": "upstream", "fallback": "composed"}  # what engines were called before 0.32.4.1
+RETIRED = {"mlx": "upstream", "fallback": "composed", "small_m": "skinny", "gemv": "small"}  # what engines were called before 0.32.4.1
 
 
 class _Engine(str):
@@ -84,8 +84,8 @@ def explain(*arguments: Any, **options: Any) -> Choice:
 
     Returns:
         ``engine`` names it and ``reason`` the rule: what speaks for the engine, or against those that come before it. Engines of attention:
-        ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"skinny"`` (our kernels
-        for few rows), ``"small"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles of the
+        ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"small_m"`` (our kernels
+        for few rows), ``"gemv"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles of the
         weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of :func:`swiglu`: ``"fused"`` (our kernel).
         Of linear attention: ``"recurrent"`` (our kernels that go from token to token) and ``"chunked"`` (those for prompts); of the
         convolution before it ``"direct"``. Of sums over GPUs: ``"peers"`` (our kernel, where they reach each other's memory). Of all:

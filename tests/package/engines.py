@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mlx_cuda._attention.options import Options
 
 KERNELS = {
-    "quantized_skinny", "dequantize_then_gemm", "gather_mm", "grouped_quantized", "decode_attention", "flash_attention", "cudnn_attention",
+    "quantized_small_m", "dequantize_then_gemm", "gather_mm", "grouped_quantized", "decode_attention", "flash_attention", "cudnn_attention",
     "quantized_attention", "linear_attention", "short_conv", "all_sum",
 }  # fmt: skip
 

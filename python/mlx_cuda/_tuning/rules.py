@@ -119,7 +119,7 @@ def rules() -> list[Rule]:
         Rule("attention", "before_flash", (32, 64, 128, 256), lambda rows: _attention(rows // 8, 64, softcap=30.0)),
         Rule("attention", "chunks", (512, 1024), lambda rows: _attention(rows, mask="causal"), ("flash", "cudnn"), PLANS),
         Rule("attention", "additive", (1024,), _biased, ("flash", "mlx")),
-        Rule("affine 4", "skinny", (1, 8, 16, 32, 64, 128), lambda rows: _product("affine 4", rows, mx.float32)),
+        Rule("affine 4", "small_m", (1, 8, 16, 32, 64, 128), lambda rows: _product("affine 4", rows, mx.float32)),
     ]
     for kind in KINDS:
         found.append(Rule(kind, "not_transposed", (1, 2, 4, 8, 16), partial(_plain, kind)))

@@ -225,7 +225,7 @@ void launch(const GemvCall& call, const mx::Stream& stream) {
 
 std::optional<OneGemv> gemv_of(const mx::array& out) {
   const std::string_view name = out.primitive().name();
-  auto found = name == "Matmul" ? dense(out) : name == "QuantizedSkinny" ? quantized(out) : dense_of_experts(out);
+  auto found = name == "Matmul" ? dense(out) : name == "QuantizedSmallM" ? quantized(out) : dense_of_experts(out);
   if (!found || !is_half(out.dtype()) || found->x.dtype() != out.dtype()) {
     return std::nullopt;
   }

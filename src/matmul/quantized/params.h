@@ -47,9 +47,9 @@ struct SplitProduct : QuantizedProduct {
   int row_blocks;  // blocks that have different rows of x
 };
 
-// ------------------------------------------------------------------- few rows of x (quantized_skinny.cu, quantized_plain.cu)
-// What a warp of the tensor core kernels computes at a time (quantized_skinny.cu, quantized_moe_sm90.cu).
-struct SkinnyTile {
+// ------------------------------------------------------------------- few rows of x (quantized_small_m.cu, quantized_plain.cu)
+// What a warp of the tensor core kernels computes at a time (quantized_small_m.cu, quantized_moe_sm90.cu).
+struct SmallMTile {
   static constexpr int kRows = 32;                              // of w
   static constexpr int kSlice = QuantizedProduct::kScaleRange;  // of inner
   static constexpr int kScaleStride = 12;                       // words of a row's scales (8 at most): 8 rows in different banks
@@ -57,7 +57,7 @@ struct SkinnyTile {
   static constexpr int kResultStride = kRows + 4;               // floats of a row of x
 };
 
-struct SkinnyParams : SplitProduct {
+struct SmallMParams : SplitProduct {
   int row_warps;    // warps of a block that have different rows of w
   int inner_warps;  // warps that share rows of w and have different slices
 
@@ -70,7 +70,7 @@ struct SkinnyParams : SplitProduct {
     return range * 2 * x_rows + row_warps * inner_warps * warp_bytes(rows);
   }
   static constexpr int warp_bytes(int rows) {
-    return SkinnyTile::kScaleBytes + rows * SkinnyTile::kResultStride * 4;
+    return SmallMTile::kScaleBytes + rows * SmallMTile::kResultStride * 4;
   }
 };
 
@@ -110,7 +110,7 @@ struct MoeParams : QuantizedProduct {
   // Of a block: x, and for each warp its scales, two tiles' results, its table of batches and the pairs of one.
   constexpr int shared_bytes(int warps) const {
     const int warp_bytes =
-        kScaleBytes + 2 * batch_rows * SkinnyTile::kResultStride * 4 + kTableBytes + static_cast<int>(sizeof(MoeBatch));
+        kScaleBytes + 2 * batch_rows * SmallMTile::kResultStride * 4 + kTableBytes + static_cast<int>(sizeof(MoeBatch));
     return inner * 2 * batch_rows + warps * warp_bytes;
   }
 };

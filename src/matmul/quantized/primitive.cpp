@@ -17,11 +17,11 @@ constexpr int kGroupedMultiple = 8;  // of what products of groups are summed ov
 constexpr int kUpstreamTile = 64;    // MLX's kernels sum floats of 4 and 8 bits over multiples of this
 
 // Inputs: x, the weights, and where the state says so lhs and rhs.
-class QuantizedSkinny final : public Stateful<WeightedState> {
+class QuantizedSmallM final : public Stateful<WeightedState> {
  public:
-  QuantizedSkinny(const mx::Stream& stream, const WeightedState& state, std::shared_ptr<mx::Primitive> upstream)
+  QuantizedSmallM(const mx::Stream& stream, const WeightedState& state, std::shared_ptr<mx::Primitive> upstream)
       : Stateful(stream, state), upstream_(std::move(upstream)) {}
-  DEFINE_NAME(QuantizedSkinny)
+  DEFINE_NAME(QuantizedSmallM)
 
   std::optional<RowWeights> row_weights(const std::vector<mx::array>& inputs) const {
     const mx::array& x = inputs[0];
@@ -30,7 +30,7 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
   }
 
   bool is_equivalent(const mx::Primitive& other) const override {
-    return Stateful::is_equivalent(other) && !upstream_ == !static_cast<const QuantizedSkinny&>(other).upstream_;
+    return Stateful::is_equivalent(other) && !upstream_ == !static_cast<const QuantizedSmallM&>(other).upstream_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
@@ -52,7 +52,7 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
       return Fused::jvp(primals, tangents, argnums);
     }
     const auto [lhs, rhs] = indices(primals);
-    return {quantized_skinny(
+    return {quantized_small_m(
         tangents[0], state_.weights(primals), lhs, rhs, state_.transpose, upstream_ != nullptr, state_.sorted, queue())};
   }
 
@@ -78,7 +78,7 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
       return Fused::vmap(inputs, axes);
     }
     const mx::array x = mx::moveaxis(inputs[0], axes[0], 0, queue());
-    return {{quantized_skinny(x, in, std::nullopt, std::nullopt, state_.transpose, false, false, queue())}, {0}};
+    return {{quantized_small_m(x, in, std::nullopt, std::nullopt, state_.transpose, false, false, queue())}, {0}};
   }
 
  protected:
@@ -113,8 +113,8 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
     const QuantizedWeights in = state_.weights(inputs);
     auto [lhs, rhs] = indices(inputs);
     const auto pairs = rhs ? std::optional(static_cast<int>(rhs->size())) : std::nullopt;
-    const SkinnyKernel kernel = choose_skinny(x, in, pairs, state_.transpose, upstream_ != nullptr);
-    if (kernel.engine == SkinnyEngine::upstream) {
+    const SmallMKernel kernel = choose_small_m(x, in, pairs, state_.transpose, upstream_ != nullptr);
+    if (kernel.engine == SmallMEngine::upstream) {
       upstream_->eval_gpu(inputs, outputs);
       return;
     }
@@ -122,7 +122,7 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
     if (!row_distance(x) || !is_aligned(x, *row_distance(x), 16)) {
       x = contiguous_copy(x, encoder, stream());
     }
-    const int alignment = kernel.engine == SkinnyEngine::plain ? piece_alignment(in.bits) : chunk_alignment(in.bits);
+    const int alignment = kernel.engine == SmallMEngine::plain ? piece_alignment(in.bits) : chunk_alignment(in.bits);
     Readable weights = readable(in, false, alignment, encoder, stream());
     for (auto* index : {&lhs, &rhs}) {
       if (*index) {
@@ -130,7 +130,7 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
       }
     }
     const int rows = rhs ? x.shape(-2) : static_cast<int>(x.size() / x.shape(-1));
-    encode_skinny({kernel, x, std::move(weights), lhs, rhs, out, state_.transpose, rows, pairs.value_or(1), encoder, stream()});
+    encode_small_m({kernel, x, std::move(weights), lhs, rhs, out, state_.transpose, rows, pairs.value_or(1), encoder, stream()});
   }
 
  private:
@@ -146,7 +146,7 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
     const auto [lhs, rhs] = indices(primals);
     if (!rhs) {
       return state_.transpose ? dequantize_then_gemm(cotangent, in, false, queue())
-                              : quantized_skinny(cotangent, in, std::nullopt, std::nullopt, true, false, false, queue());
+                              : quantized_small_m(cotangent, in, std::nullopt, std::nullopt, true, false, false, queue());
     }
     if (!state_.transpose || x.dtype() == mx::float32 || cotangent.shape(-1) % kGroupedMultiple != 0) {
       return std::nullopt;
@@ -172,7 +172,7 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
 
 }  // namespace
 
-mx::array quantized_skinny(
+mx::array quantized_small_m(
     const mx::array& x,
     const QuantizedWeights& weights,
     const std::optional<mx::array>& lhs_indices,
@@ -185,7 +185,7 @@ mx::array quantized_skinny(
     const mx::Shape leading(x.shape().begin(), x.shape().end() - 1);
     const mx::array rows = mx::flatten(x, 0, -2, stream);
     return mx::unflatten(
-        quantized_skinny(rows, weights, lhs_indices, rhs_indices, transpose, small, sorted, stream), 0, leading, stream);
+        quantized_small_m(rows, weights, lhs_indices, rhs_indices, transpose, small, sorted, stream), 0, leading, stream);
   }
   std::shared_ptr<mx::Primitive> upstream;
   if (small && x.ndim() > 1) {  // MLX's kernels take no vector
@@ -197,11 +197,11 @@ mx::array quantized_skinny(
   state.has_lhs = lhs_indices.has_value();
   state.has_rhs = rhs_indices.has_value();
   state.sorted = sorted;
-  return result_of<QuantizedSkinny>(inputs_with({x}, weights, {lhs_indices, rhs_indices}), x.dtype(), stream, state, upstream);
+  return result_of<QuantizedSmallM>(inputs_with({x}, weights, {lhs_indices, rhs_indices}), x.dtype(), stream, state, upstream);
 }
 
 std::optional<RowWeights> row_weights(const mx::array& out) {
-  const auto* own = dynamic_cast<const QuantizedSkinny*>(&out.primitive());
+  const auto* own = dynamic_cast<const QuantizedSmallM*>(&out.primitive());
   return own ? own->row_weights(out.inputs()) : std::nullopt;
 }
 

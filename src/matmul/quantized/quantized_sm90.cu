@@ -1,7 +1,7 @@
 // out = x @ w^T of 17 and more rows of x and quantised w on Hopper, in products of warpgroups whose left operand is w, from
 // registers.
 //
-// A tile is 64 rows of w for each consumer warpgroup, a part 128 values of each. As in skinny_tile.cuh, a thread has adjacent
+// A tile is 64 rows of w for each consumer warpgroup, a part 128 values of each. As in small_m_tile.cuh, a thread has adjacent
 // values of a row (a chunk) and unpacks its own elements of the left operand; a warp copies its own to shared memory far ahead and
 // waits for no other. All blocks need x, so a kernel before puts it in the order that matches, part by part and as products read
 // it: 128 adjacent bytes of each row, their pieces of 16 bytes swapped. One thread of a block only has to copy it.
