@@ -43,7 +43,7 @@ def _range(values: list[int]) -> str:
 
 def limits_table() -> str:
     """A row for each GPU."""
-    rows = [["GPU", "by", "skinny", "then MLX's", "experts", "decode kernel, growing cache", "chunks of a prompt", "additive masks"]]
+    rows = [["GPU", "by", "small-M GEMM", "then MLX's", "experts", "decode kernel, growing cache", "chunks of a prompt", "additive masks"]]
     for gpu in gpus():
         limits, by = limits_of(gpu)
         products = list(limits.products.values())

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 MOST_ERROR_CHARACTERS = 400  # compilers say more than one wants to keep
 # Primitives that say who computed, whatever explain() was asked.
 ENGINES = {"FlashAttention": "flash", "FlashVarlenAttention": "flash", "PagedAttention": "decode"}
+# Engines by the names that committed results have for them.
+FORMER = {
+    "few": "small_m", "skinny": "small_m", "small": "gemv", "dequantised": "dequantize", "upstream": "mlx", "composed": "fallback",
+}  # fmt: skip
 SAME = ("device", "native", "torch", "quick")  # of runs whose results may stand beside one another
 OWN = {"package", "device_code"}  # of these, what says which build it is
 SCALES = {"TFLOP/s": 1e12, "TB/s": 1e12, "steps/s": 1.0}
@@ -92,7 +96,7 @@ class CaseResult:
     @property
     def computed_by(self) -> str:
         """The engine, by its name in :func:`mlx_cuda.explain`."""
-        return next((ENGINES[name] for name in self.primitives if name in ENGINES), self.engine)
+        return next((ENGINES[name] for name in self.primitives if name in ENGINES), FORMER.get(self.engine, self.engine))
 
     def median(self, side: str = "ours") -> float | None:
         """Seconds per call."""

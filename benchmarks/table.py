@@ -10,11 +10,10 @@ from statistics import median
 from typing import Any
 
 from .cells import duration, markdown, memory_share, speed
-from .record import CaseResult, Results
+from .record import FORMER, CaseResult, Results
 from .targets import ATTENTION, MATMUL, behind_table, targets_table
 
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
-RENAMED = {"few": "skinny", "dequantised": "dequantize"}  # engines that committed results call by their former names
 
 # The rows of "In short": what the cases of a group have in common whose names have this in them.
 SHORT = (
@@ -204,7 +203,7 @@ def models_table(results: Mapping[str, Any]) -> str:
 def _call(name: str) -> str:
     """Such as ``flash (causal mask)`` for the recorded ``flash, causal mask``."""
     engine, _, kind = name.partition(", ")
-    return f"{RENAMED.get(engine, engine)} ({kind})"
+    return f"{FORMER.get(engine, engine)} ({kind})"
 
 
 def fill(document: str, results: Results) -> str:

@@ -16,7 +16,7 @@ from ._operation import Call
 from ._operations import OPERATIONS
 
 EXPLAINED = (*OPERATIONS.values(), decode_step)
-RETIRED = {"mlx": "upstream", "fallback": "composed"}  # what engines were called before 0.32.4.1
+RETIRED = {"mlx": "upstream", "fallback": "composed", "small_m": "skinny", "gemv": "small"}  # what engines were called before 0.32.4.1
 
 
 class _Engine(str):
@@ -52,8 +52,8 @@ def explain(*arguments: Any, **options: Any) -> Choice:
 
     Returns:
         ``engine`` names it and ``reason`` the rule: what speaks for the engine, or against those that come before it. Engines of attention:
-        ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"skinny"`` (our kernels
-        for few rows), ``"small"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles of the
+        ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"small_m"`` (our kernels
+        for few rows), ``"gemv"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles of the
         weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of :func:`swiglu`, :func:`quantize_fp8` and
         :func:`paged_cache_update`: ``"fused"`` (our kernel).
         Of linear attention: ``"recurrent"`` (our kernels that go from token to token) and ``"chunked"`` (those for prompts); of the

@@ -291,7 +291,7 @@ def test_models_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert len(table) == lines
         assert table[2] == row
     assert table[6] == "| Tiny | prefill | 29 x flash (array mask), 5 x cudnn (causal mask) |"
-    assert table[7] == "| Tiny | decode | 34 x decode (no mask), 252 x skinny (quantized_matmul) |"
+    assert table[7] == "| Tiny | decode | 34 x decode (no mask), 252 x small_m (quantized_matmul) |"
 
 
 @pytest.mark.parametrize("group", [*ATTENTION, *MATMUL])

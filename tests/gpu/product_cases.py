@@ -266,7 +266,7 @@ def bound(case: Case, engine: str, name: str, *, gpu: bool) -> float:
         return max(1.5 * unit, FP8_SUMS)
     allowed = (10 if name != "out" else 2 if case.form else 1.5) * unit + 1e-5
     # TF32 may be what is left of a float32 number when bits are cut off: two roundoffs of each of two.
-    return allowed + (4 * TF32_ROUNDOFF if gpu and case.dtype == "float32" and (engine != "skinny" or name != "out") else 0.0)
+    return allowed + (4 * TF32_ROUNDOFF if gpu and case.dtype == "float32" and (engine != "small_m" or name != "out") else 0.0)
 
 
 def judge(case: Case, engine: str, results: dict[str, Any], *, gpu: bool) -> list[str]:

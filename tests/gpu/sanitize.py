@@ -59,7 +59,7 @@ def quantised(has: Inputs) -> Calls:
 
     def few(x: Any, parts: tuple[Any, ...], transpose: bool = True, lhs: Any = None, rhs: Any = None) -> Any:
         w, scales, biases, *form = parts
-        return has.native.quantized_skinny(x, w, scales, biases, lhs, rhs, transpose, *form, False, False, has.stream)
+        return has.native.quantized_small_m(x, w, scales, biases, lhs, rhs, transpose, *form, False, False, has.stream)
 
     def many(x: Any, parts: tuple[Any, ...], transpose: bool) -> Any:
         return has.native.dequantize_then_gemm(x, *parts[:3], transpose, *parts[3:], has.stream)

@@ -55,7 +55,7 @@ def test_quantised_experts(rng: np.random.Generator, form: Form, transpose: bool
         rhs = experts_of(rng, spread, rising=rising)
         x = normal(rng, (len(rhs), 1, k), dtype)
         options = weights.options | {"transpose": transpose, "rhs_indices": mx.array(rhs), "sorted_indices": rising}
-        wanted = "skinny" if len(rhs) <= 64 else "grouped"
+        wanted = "small_m" if len(rhs) <= 64 else "grouped"
         assert engine(OURS.gather_qmm, x, *weights.arrays, **options) == wanted
         result = OURS.gather_qmm(x, *weights.arrays, **options)
         exact = one_by_one(host(x), dense, np.arange(len(rhs)), rhs)

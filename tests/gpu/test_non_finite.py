@@ -259,7 +259,7 @@ def test_linear(rng: np.random.Generator, name: str, dtype: mx.Dtype, activation
 
 
 # Rows, columns and what is summed up over: as each engine has them on Hopper.
-PRODUCTS = {"small": (1, 256, 512), "skinny": (6, 256, 512), "skinny, odd": (3, 100, 192), "dequantize": (1000, 256, 512)}
+PRODUCTS = {"gemv": (1, 256, 512), "small_m": (6, 256, 512), "small_m, odd": (3, 100, 192), "dequantize": (1000, 256, 512)}
 
 
 @derivatives

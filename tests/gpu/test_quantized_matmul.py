@@ -61,7 +61,7 @@ def check(
     rows = x.size // x.shape[-1]
     few = rows <= most_few(x, transpose=transpose)
     if wanted is None:
-        wanted = "skinny" if few else "dequantize"
+        wanted = "small_m" if few else "dequantize"
     assert engine(OURS.quantized_matmul, x, *weights.arrays, **options) == wanted
     result = OURS.quantized_matmul(x, *weights.arrays, **options)
     assert result.dtype == x.dtype
@@ -219,19 +219,19 @@ def test_explain_names_the_kernel(rng: np.random.Generator) -> None:
 
     on_hopper = _native.capability(mx.Device(mx.gpu, 0)) == (9, 0)
     assert kernel((1,)) == ""
-    assert kernel(()) == kernel((1,), step=2) == "quantized_skinny quantized_skinny_affine4_bfloat16_1"
-    assert kernel((16,)) == "quantized_skinny quantized_skinny_affine4_bfloat16_2"
+    assert kernel(()) == kernel((1,), step=2) == "quantized_small_m quantized_small_m_affine4_bfloat16_1"
+    assert kernel((16,)) == "quantized_small_m quantized_small_m_affine4_bfloat16_2"
     assert kernel((3,), dtype=mx.float32) == "quantized_plain quantized_transposed_affine4_float32_4"
     assert kernel((1,), dtype=mx.float32) == "quantized_plain quantized_transposed_affine4_float32_1"
     assert kernel((3,), Form("nvfp4", 4, 16), transpose=False) == "quantized_plain quantized_plain_nvfp4_bfloat16_4"
-    many = "quantized_sm90 quantized_sm90_mxfp8_bfloat16_64" if on_hopper else "quantized_skinny quantized_skinny_mxfp8_bfloat16_4"
+    many = "quantized_sm90 quantized_sm90_mxfp8_bfloat16_64" if on_hopper else "quantized_small_m quantized_small_m_mxfp8_bfloat16_4"
     assert kernel((64,), Form("mxfp8", 8, 32)) == many
     assert kernel((600,)) == ""
     stack = cases.draw(rng, (64, 2048, 1024), FORM, mx.bfloat16)
     rhs = mx.array([1, 5, 9, 13, 17, 21, 25, 29])
     explained = OURS.explain(OURS.gather_qmm, normal(rng, (8, 1, 1024), mx.bfloat16), *stack.arrays, rhs_indices=rhs, **stack.options)
-    wanted = "quantized_moe_sm90 quantized_moe_affine4_bfloat16" if on_hopper else "quantized_skinny quantized_skinny_affine4_bfloat16_1"
-    assert (explained.engine, explained.kernel) == ("skinny", wanted)
+    wanted = "quantized_moe_sm90 quantized_moe_affine4_bfloat16" if on_hopper else "quantized_small_m quantized_small_m_affine4_bfloat16_1"
+    assert (explained.engine, explained.kernel) == ("small_m", wanted)
 
 
 @halves
@@ -244,7 +244,7 @@ def test_one_row_of_small_weights(
     whole = cases.draw(rng, (3, 1024, 1024), Form("affine", 4, 128), dtype)
     weights = cases.Weights(tuple(array[part] for array in whole.arrays), whole.exact[part], whole.form)
     x = row(normal(rng, (3, 5, 2 * 1024 + 9), dtype))
-    check(x, weights, transpose=True, wanted="small")
+    check(x, weights, transpose=True, wanted="gemv")
     ours = OURS.quantized_matmul(x, *weights.arrays, **weights.options)
     with OURS.patch():
         assert mx.array_equal(mx.quantized_matmul(x, *weights.arrays, **weights.options), ours)

@@ -24,7 +24,7 @@ from .compiled import compiles
 from .products import Products
 
 KERNELS = {
-    "quantized_skinny", "dequantize_then_gemm", "gather_mm", "grouped_quantized", "decode_attention", "flash_attention", "cudnn_attention",
+    "quantized_small_m", "dequantize_then_gemm", "gather_mm", "grouped_quantized", "decode_attention", "flash_attention", "cudnn_attention",
     "quantized_attention", "linear_attention", "short_conv", "all_sum",
 }  # fmt: skip
 

@@ -252,7 +252,7 @@ def test_the_table() -> None:
 
 
 def found(**changed: Any) -> ModelCheck:
-    calls: Any = [{"function": "quantized_matmul", "engine": "skinny", "count": 3, "ours": True, "reason": "few rows"}]
+    calls: Any = [{"function": "quantized_matmul", "engine": "small_m", "count": 3, "ours": True, "reason": "few rows"}]
     steps: Any = [{"where": "one request", "taken": 129, "replayed": 128, "reason": "182 nodes in one launch: 36 router"}]
     made = ModelCheck("a/model", True, False, 40.2, {"mlx": "0.32.4", "device": "H100"}, (Row("x", "ok", float("nan")),), calls, steps)
     return ModelCheck(**{**vars(made), **changed})
@@ -261,7 +261,7 @@ def found(**changed: Any) -> ModelCheck:
 def test_the_text() -> None:
     shown = show.render(found())
     assert "  one request: 128 of 129; 182 nodes in one launch: 36 router\n" in shown
-    assert "  3 quantized_matmul: skinny, few rows\n" in shown
+    assert "  3 quantized_matmul: small_m, few rows\n" in shown
     assert shown.endswith("\nnothing is wrong (40 s)")
     assert show.render(found(rows=(Row("x", "fail"), Row("y", "ok")))).endswith("1 of 2 rows are wrong (40 s)")
 

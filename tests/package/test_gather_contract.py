@@ -131,7 +131,7 @@ def test_quantised_natively(products: Products, call: Any, transpose: bool) -> N
         check_quantised(call, rows, mx.float16, Form("mxfp8", 8, 32), transpose=transpose, rising=call[1] is None, other=16)
         pairs = np.prod(np.broadcast_shapes(call[0] if call[1] is None else call[1], (EXPERTS,) if call[2] is None else call[2]))
         kinds = {name.rpartition(" ")[0].split(" (")[0] for name in products.calls}
-        assert kinds == (set() if pairs == 0 else {"grouped quantised"} if pairs * rows > 64 else {"skinny"})
+        assert kinds == (set() if pairs == 0 else {"grouped quantised"} if pairs * rows > 64 else {"small_m"})
 
 
 @NATIVE_ONLY
@@ -178,9 +178,9 @@ def test_explain_names_the_kernel(products: Products) -> None:
 def test_default_indices_cost_no_kernel(products: Products) -> None:
     weights = cases.draw(np.random.default_rng(2), (EXPERTS, 9, 64), FORM, mx.float32)
     OURS.gather_qmm(random((2, 1, 1, 1, 64)), *weights.arrays, rhs_indices=mx.zeros((2, 1, 8), mx.uint32), **weights.options)
-    assert products.calls == ["skinny (2, 1, 64) (16,) (16,)"]
+    assert products.calls == ["small_m (2, 1, 64) (16,) (16,)"]
     OURS.gather_qmm(random((8, 1, 64)), *weights.arrays, rhs_indices=mx.zeros((8,), mx.uint32), **weights.options)
-    assert products.calls[1:] == ["skinny (8, 1, 64) None (8,)"]
+    assert products.calls[1:] == ["small_m (8, 1, 64) None (8,)"]
 
 
 def test_without_indices() -> None:

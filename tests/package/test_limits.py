@@ -77,7 +77,7 @@ def test_calls_choose_by_the_limits_in_force() -> None:
     assert known.limits((8, 9)) is OWN
     assert (choose_quantized(product).engine, choose_attention(chunk).engine) == ("mlx", "cudnn")
     assert "up to 640 rows MLX's kernel is the faster one" in choose_quantized(product).reason
-    assert choose_quantized(product._replace(rows=96)).engine == "skinny"
+    assert choose_quantized(product._replace(rows=96)).engine == "small_m"
     assert choose_quantized(product._replace(rows=641)).engine == "dequantize"
     # MLX's kernel that dequantises as it goes takes no others
     others: list[dict[str, Any]] = [
@@ -116,6 +116,11 @@ def test_families() -> None:
 
 def test_as_json() -> None:
     assert from_json(json.loads(json.dumps(as_json(OWN))), "measured here") == OWN
+
+
+def test_a_file_with_a_former_name() -> None:
+    former = json.dumps(as_json(OWN)).replace('"small_m"', '"skinny"')
+    assert from_json(json.loads(former), "measured here") == OWN
 
 
 def _broken(**attention: Any) -> Any:

@@ -126,6 +126,6 @@ def test_layers_use_the_native_module(products: Products) -> None:
     assert products.calls == [
         "gather (80, 1, 64) (4, 8, 64) None (80,) True True",
         "grouped quantised (80, 64) True",
-        "skinny (8, 1, 64) None (8,)",
-        "skinny (3, 64) None None",
+        "small_m (8, 1, 64) None (8,)",
+        "small_m (3, 64) None None",
     ]

@@ -107,7 +107,7 @@ def test_routes(products: Products) -> None:
         )
         layer = nn.QuantizedLinear(64, 8)
         layer(x[:3, 0])
-    assert [name.split(" (")[0] for name in products.calls] == ["dequantize", "gather", "grouped quantised", "skinny"]
+    assert [name.split(" (")[0] for name in products.calls] == ["dequantize", "gather", "grouped quantised", "small_m"]
     for got, expected in zip(ours, theirs, strict=True):
         assert_close(got, host(expected), slack=2)
 

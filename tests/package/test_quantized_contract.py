@@ -74,7 +74,7 @@ def test_every_form_natively(
     check(x, weights, transpose=transpose)
     most = 4 if not transpose else 64 if dtype == mx.float32 else 512
     many = int(np.prod(rows)) > most
-    assert products.calls == [f"dequantize {x.shape} {transpose}" if many else f"skinny {x.shape} None None"]
+    assert products.calls == [f"dequantize {x.shape} {transpose}" if many else f"small_m {x.shape} None None"]
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
@@ -112,7 +112,7 @@ def test_one_weight_for_all_is_no_batch(products: Products) -> None:
     weights = drawn(FORM, (1, 1, 7, 64))
     assert check(random((2, 5, 64)), weights, transpose=True).shape == (1, 2, 5, 7)
     check(random((2, 300, 64)), weights, transpose=True)
-    assert products.calls == ["skinny (1, 2, 5, 64) None None", "dequantize (1, 2, 300, 64) True"]
+    assert products.calls == ["small_m (1, 2, 5, 64) None None", "dequantize (1, 2, 300, 64) True"]
     check(random((2, 3, 5, 64)), drawn(FORM, (3, 7, 64)), transpose=True)
     assert len(products.calls) == 2  # MLX's own
 
@@ -277,10 +277,10 @@ def test_explain_names_the_kernel(products: Products) -> None:
         for arrays in (weights.arrays, tuple(part[None] for part in weights.arrays))
     ]
     assert [(choice.engine, choice.kernel) for choice in named] == [
-        ("skinny", "source (5, 64) None True"),
-        ("skinny", "source (5, 64) None True"),
-        ("skinny", "source (2, 64) None True"),
-        ("skinny", "source (2, 64) None True"),
+        ("small_m", "source (5, 64) None True"),
+        ("small_m", "source (5, 64) None True"),
+        ("small_m", "source (2, 64) None True"),
+        ("small_m", "source (2, 64) None True"),
         ("dequantize", ""),
         ("dequantize", ""),
     ]

@@ -152,5 +152,5 @@ def test_which_patched_calls_reach_mlx_by_way_of_ours(monkeypatch: pytest.Monkey
     monkeypatch.setattr(native, "on_cuda", lambda: True)
     assert not gather.misread_by_mlx(call)
     on_a_gpu: Any = SimpleNamespace(device=mx.Device(mx.gpu, 0))
-    for each, wanted in (call, True), (plain, False), (replace(call, choice=Choice("skinny", "")), False):
+    for each, wanted in (call, True), (plain, False), (replace(call, choice=Choice("small_m", "")), False):
         assert gather.misread_by_mlx(replace(each, stream=on_a_gpu)) == wanted

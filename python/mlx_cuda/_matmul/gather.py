@@ -29,7 +29,7 @@ from .._loader import native
 from .._operation import Call, operation
 from .formats import Format, Spec, computed_in, require_options, spec, weights
 from .grouped import QuantizedExperts, grouped_quantized
-from .quantized import OURS, SKINNY, QuantizedCall, quantized_matmul
+from .quantized import OURS, SMALL_M, QuantizedCall, quantized_matmul
 from .rules import GroupedCase, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
 from .upstream import upstream_dense, upstream_quantized
 
@@ -88,8 +88,8 @@ class GatherCall(Call[mx.array]):
         if self.choice.engine not in OURS:
             with mx.stream(on):
                 return _upstream(self)
-        if self.choice.engine in SKINNY:
-            return native.module(on).quantized_skinny(*_skinny(self)).reshape(plan.out, stream=on)
+        if self.choice.engine in SMALL_M:
+            return native.module(on).quantized_small_m(*_small_m(self)).reshape(plan.out, stream=on)
         x, w, scales, biases, lhs, rhs = _operands(self)
         if plan.form is None or scales is None:
             result = native.module(on).gather_mm(x, cast(w, plan.dtype, on), lhs, rhs, self.transpose, plan.ordered, on)
@@ -99,8 +99,8 @@ class GatherCall(Call[mx.array]):
             return _in_order(x, lhs, rhs, experts, plan, on).reshape(plan.out)
 
     def kernel(self) -> str:
-        if self.choice.engine in SKINNY:
-            return native.module(self.stream).quantized_kernel(*_skinny(self))
+        if self.choice.engine in SMALL_M:
+            return native.module(self.stream).quantized_kernel(*_small_m(self))
         if self.choice.engine != "grouped" or self.plan.form is not None:
             return ""
         x, w, _, _, _, rhs = _operands(self)
@@ -251,8 +251,8 @@ def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx
     return x, w, scales, biases, lhs, rhs
 
 
-def _skinny(call: GatherCall) -> tuple[Any, ...]:
-    """What the native module's quantized_skinny is called with."""
+def _small_m(call: GatherCall) -> tuple[Any, ...]:
+    """What the native module's quantized_small_m is called with."""
     assert call.plan.form is not None  # noqa: S101  (the weights are quantised)
     return (*_operands(call), call.transpose, *call.plan.form, False, call.plan.ordered, call.stream)
 

@@ -22,8 +22,8 @@ from .rules import QuantizedCase, choose_quantized, chosen
 
 Operands: TypeAlias = tuple[mx.array, mx.array, mx.array, mx.array | None]
 
-SKINNY = ("skinny", "small")
-OURS = (*SKINNY, "dequantize", "grouped")
+SMALL_M = ("small_m", "gemv")
+OURS = (*SMALL_M, "dequantize", "grouped")
 
 
 class Plan(NamedTuple):
@@ -53,12 +53,12 @@ class QuantizedCall(Call[mx.array]):
         if self.choice.engine not in OURS:
             with mx.stream(self.stream):
                 return _upstream(self)
-        if self.choice.engine in SKINNY:
-            return native.module(self.stream).quantized_skinny(*_skinny(self))
+        if self.choice.engine in SMALL_M:
+            return native.module(self.stream).quantized_small_m(*_small_m(self))
         return _dequantize(_operands(self), self.transpose, self.plan.form, self.stream)
 
     def kernel(self) -> str:
-        return native.module(self.stream).quantized_kernel(*_skinny(self)) if self.choice.engine in SKINNY else ""
+        return native.module(self.stream).quantized_kernel(*_small_m(self)) if self.choice.engine in SMALL_M else ""
 
 
 @operation()
@@ -137,9 +137,9 @@ def _operands(call: QuantizedCall) -> Operands:
     return x, w, scales, biases
 
 
-def _skinny(call: QuantizedCall) -> tuple[Any, ...]:
-    """What the native module's quantized_skinny is called with."""
-    return (*_operands(call), None, None, call.transpose, *call.plan.form, call.choice.engine == "small", False, call.stream)
+def _small_m(call: QuantizedCall) -> tuple[Any, ...]:
+    """What the native module's quantized_small_m is called with."""
+    return (*_operands(call), None, None, call.transpose, *call.plan.form, call.choice.engine == "gemv", False, call.stream)
 
 
 @by_limits(CACHED_SHAPES, typed=True)  # 64.0 is no 64

@@ -119,7 +119,7 @@ def rules() -> list[Rule]:
         Rule("attention", "attention", "before_flash", (32, 64, 128, 256), lambda rows: _attention(rows // 8, 64, softcap=30.0)),
         Rule("attention", "attention", "chunks", (512, 1024), lambda rows: _attention(rows, mask="causal"), ("flash", "cudnn"), PLANS),
         Rule("attention", "attention", "additive", (1024,), _biased, ("flash", "mlx")),
-        Rule("quantized_matmul", "affine 4", "skinny", (1, 8, 16, 32, 64, 128), lambda rows: _product("affine 4", rows, mx.float32)),
+        Rule("quantized_matmul", "affine 4", "small_m", (1, 8, 16, 32, 64, 128), lambda rows: _product("affine 4", rows, mx.float32)),
     ]
     for kind in KINDS:
         found.append(Rule("quantized_matmul", kind, "not_transposed", (1, 2, 4, 8, 16), partial(_product, kind, transpose=False)))
