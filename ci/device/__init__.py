@@ -18,15 +18,22 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..errors import EnvironmentProblem
 from ..files import write_changed
 from ..toolkit.roots import PREBUILT
 from . import manifest, plan, store
 from .build import build
 
 
-def make(output: Path, requested: Sequence[str], *, header: Path | None = None, depfile: Path | None = None) -> manifest.Manifest:
+def make(
+    output: Path, requested: Sequence[str], *, only: Sequence[str] = (), header: Path | None = None, depfile: Path | None = None
+) -> manifest.Manifest:
     """Put the device code of the working tree into ``output``: compiled, or taken from the folder that ``PREBUILT`` names."""
     sources = plan.sources(requested)
+    if unknown := {*only} - {each.name for each in sources}:
+        known = ", ".join(each.name for each in sources)
+        raise EnvironmentProblem(f"no source for these GPUs is called {', '.join(sorted(unknown))}", cure=f"use one of {known}")
+    sources = [each for each in sources if not only or each.name in only]
     given = os.environ.get(PREBUILT)
     made = manifest.take(Path(given), sources, output) if given else build(sources, output, store.chosen(output))
     if header:
@@ -41,13 +48,14 @@ def make(output: Path, requested: Sequence[str], *, header: Path | None = None, 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--arch", nargs="+", default=["declared"], help="'declared' in the matrix, 'native', or GPUs such as 90, or compute_80 for PTX")
+    add("--source", nargs="+", default=(), metavar="NAME", help="these alone, such as flash, to see whether they compile")
     add("-o", "--output", type=Path, default=Path("build/device"), help="folder for fatbins and manifest (default: %(default)s)")
     add("--header", type=Path, help="also write a C++ header with the manifest's digest")
     add("--depfile", type=Path, help="also write the list of what was read, for a build system")
 
 
 def run(args: argparse.Namespace) -> int:
-    made = make(args.output, args.arch, header=args.header, depfile=args.depfile)
+    made = make(args.output, args.arch, only=args.source, header=args.header, depfile=args.depfile)
     size = sum(each.size for each in made.fatbins.values()) / 2**20
     print(f"device code: {len(made.fatbins)} fatbins, {size:.2f} MiB, {made.digest[:12]}")
     return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ci import matrix
+from ci import device, matrix
 from ci.device import plan
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import gpu
@@ -221,3 +221,8 @@ def test_the_tests_of_the_package_know_the_matrix() -> None:
     found = {name: matrix.Targets(*targets) for name, targets in ast.literal_eval(written).items()}
     assert found == {name: DEVICE.declared(name) for name in found}
     assert set(found.values()) == {DEVICE.default, *dict(DEVICE.special).values()}
+
+
+def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match=r"^no source for these GPUs is called nope\n  cure: use one of .*\bflash\b"):
+        device.make(tmp_path, ["80"], only=["flash", "nope"])

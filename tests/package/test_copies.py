@@ -128,7 +128,9 @@ def test_code_that_does_the_same(write: Callable[..., Any], change: Callable[[st
 def test_code_that_does_something_else(write: Callable[..., Any], change: Callable[[str], str]) -> None:
     copy = write("altered", "base", base=change(BASE))
     assert [copies.known_as(each) for each in (copy.KVCache, copy.gated_delta_ops)] == ["", ""]
-    with pytest.raises(NotReplayed, match=r"its cache is a altered\.models\.base\.KVCache, and the code of that is none of mlx-lm "):
+    with pytest.raises(
+        NotReplayed, match=r"its cache is a altered\.models\.base\.KVCache \(digest [0-9a-f]{16}\), and the code of that is none of mlx-lm "
+    ):
         kind_of(object.__new__(copy.KVCache))
 
 
@@ -225,5 +227,4 @@ def test_models_beside_known_caches_replay_their_steps(write: Callable[..., Any]
 
 
 def test_what_is_tried_is_named() -> None:
-    assert all(name.startswith("mlx-") for name in copies.TRIED)
     assert {name.partition(" ")[0] for name in copies.KNOWN.values()} == {*places.NAMES, *caches_module.NAMES, positions.KNOWN, MASKS}

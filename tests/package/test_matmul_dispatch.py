@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from mlx_cuda._common.choice import Choice, EngineName, Gpu
+from mlx_cuda._matmul import linear
 from mlx_cuda._matmul.rules import (
     Fp8Case,
     GroupedCase,
@@ -175,3 +177,12 @@ def test_without_a_gpu() -> None:
     """Nobody's CUDA kernels are asked, not even MLX's."""
     case = PREFILL._replace(mode="mxfp4", group_size=32, k=96, capability=(0, 0))
     assert chosen(choose_quantized, case, Gpu((0, 0), "on the CPU"), otherwise="mlx") == Choice("mlx", "on the CPU")
+
+
+@pytest.mark.parametrize(
+    ("rows", "bias", "activation", "engine"),
+    [((1, 1), None, None, "mlx"), ((1, 2), None, None, "cublaslt"), ((1, 1), (4,), None, "cublaslt"), ((1, 1), None, "relu", "cublaslt")],
+)
+def test_a_bare_row_is_for_mlx(rows: tuple[int, ...], bias: tuple[int, ...] | None, activation: str | None, engine: str) -> None:
+    dtype, choice = linear._plan((*rows, 8), (4, 8), bias, activation, mx.float16)
+    assert (dtype, choice.engine) == (None, engine)

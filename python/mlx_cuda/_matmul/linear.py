@@ -80,7 +80,12 @@ def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtype
     if activation and mx.issubdtype(dtype, mx.complexfloating):
         raise WrongValue(f"[linear] Activation {activation!r} needs a real type, got {dtype_name(dtype)}.")
     against = against_native(dtype_name(dtype), (*x, *w))
-    choice = Choice("fallback", against) if against else Choice("cublaslt", "bias and activation are part of the product")
+    if against:
+        choice = Choice("fallback", against)
+    elif math.prod(x[:-1]) == 1 and bias is None and activation is None:
+        choice = Choice("mlx", "one row without bias and activation: MLX's GEMV is faster than cuBLASLt")
+    else:
+        choice = Choice("cublaslt", "bias and activation are in the epilogue, where cuBLASLt has an algorithm with it")
     return None if {*dtypes} == {dtype} else dtype, choice
 
 

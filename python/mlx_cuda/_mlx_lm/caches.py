@@ -16,7 +16,7 @@ from mlx.utils import tree_map
 from .._replay.errors import NotReplayed
 from .._replay.kinds import Place
 from .._replay.memory import POISON
-from .copies import TRIED, known_as, modules_of, package_of
+from .copies import TRIED, digest, known_as, modules_of, package_of
 
 RowKind: TypeAlias = "type[Growing | Rotating | Quantized | Batched | BatchedRotating]"
 Kind: TypeAlias = "type[Replaced] | RowKind"
@@ -375,7 +375,10 @@ def kind_of(cache: Any) -> Kind:
         if kind is None:
             raise NotReplayed(f"its cache is a {cls.__name__}")
         if cls.__module__ != "mlx_lm.models.cache" and known_as(cls) != kind.name:
-            raise NotReplayed(f"its cache is a {cls.__module__}.{cls.__name__}, and the code of that is none of {', '.join(TRIED)}")
+            known = ", ".join(TRIED)
+            raise NotReplayed(
+                f"its cache is a {cls.__module__}.{cls.__name__} (digest {digest(cls)}), and the code of that is none of {known}"
+            )
         _kinds[cls] = kind
     return kind
 

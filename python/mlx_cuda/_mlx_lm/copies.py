@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 Definition: TypeAlias = "ast.FunctionDef | ast.ClassDef"
 
 TRIED = ("mlx-lm 0.32.2", "mlx-vlm 0.7.10", "mlx-audio 0.6.2")
-KNOWN = {  # by their digests; each stands where it was found first
+KNOWN = {  # by what digest() gives of them; each is listed where it was found first
     # mlx-lm 0.32.2
     "759f5e6f63cac688": "KVCache",
     "ec7ca6c56dbf74e4": "RotatingKVCache",

@@ -1,4 +1,7 @@
-"""What a captured step asks of caches: a library says it by a class of static methods for each class of its caches."""
+"""What a captured step asks of caches: a library says it by a class of static methods for each class of its caches.
+
+The library is mlx-lm today (``_mlx_lm/caches.py``); a copy of one of its classes is made known in ``_mlx_lm/copies.py``.
+"""
 
 from __future__ import annotations
 

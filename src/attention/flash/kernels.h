@@ -60,9 +60,9 @@ struct FlashShape {
 
 // flash.cu. EACH(name, dtype, the shape's members...). Kernels that take masks and a softcap need more registers, so those that
 // take neither are there as well where it is felt. For each size of the elements: first those that take neither, then those that
-// do; the narrowest first, and of the same width the fastest. The first is taken of whose blocks as many as it is made for fit on a
-// multiprocessor, else the first that fits. The last of each fits into the shared memory of every GPU. In place of NOT_SM90's,
-// Hopper has flash_sm90.cu and more shared memory.
+// do; the narrowest first, and of the same width the fastest. The plan takes the first kernel whose `blocks` blocks fit on a
+// multiprocessor, else the first that fits at all: with 100 KiB (Ada) that is 128_general, with 164 KiB (A100) 128. The last of
+// each fits into the shared memory of every GPU. In place of NOT_SM90's, Hopper has flash_sm90.cu and more shared memory.
 #define MLX_CUDA_FLASH_KERNELS(EACH, NOT_SM90)                                                                                     \
   MLX_CUDA_FLASH_16(                                                                                                               \
       NOT_SM90, 64, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2, .stages = 2, .holds_queries = true)  \

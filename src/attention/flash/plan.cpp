@@ -43,10 +43,15 @@ constexpr bool is_resident(const FlashShape& shape, int shared_bytes) {
 }
 
 // The kernels of the usual widths, where a multiprocessor has least.
-static_assert(std::all_of(kKernels.begin(), kKernels.end(), [](const Kernel& kernel) {
-  return kernel.shape.itemsize != 2 || !kernel.shape.general || kernel.shape.head_dim > 128 ||
-         is_resident(kernel.shape, 100 * 1024);
-}));
+static_assert(
+    std::all_of(
+        kKernels.begin(),
+        kKernels.end(),
+        [](const Kernel& kernel) {
+          return kernel.shape.itemsize != 2 || !kernel.shape.general || kernel.shape.head_dim > 128 ||
+                 is_resident(kernel.shape, 100 * 1024);
+        }),
+    "general kernels of 16 bits up to head_dim 128 need their `blocks` blocks on a multiprocessor of 100 KiB");
 
 // Whether operands of these widths have a kernel on a GPU that gives a block 99 KiB of shared memory, the least since sm_80.
 constexpr bool fits_everywhere(std::string_view dtype, int head_dim, int v_head_dim) {

@@ -242,10 +242,6 @@ mx::array linear(
     mx::Shape leading(x.shape().begin(), x.shape().end() - 1);
     return mx::unflatten(rows, 0, leading, stream);
   }
-  const bool one_row = x.size() == static_cast<std::size_t>(x.shape(-1));
-  if (one_row && !bias && activation == Activation::none) {  // MLX's own matrix-vector kernel is faster than cuBLASLt
-    return mx::matmul(x, mx::transpose(w, stream), stream);
-  }
   Arrays inputs{x, w};
   if (bias) {
     inputs.push_back(*bias);
