@@ -266,6 +266,17 @@ def readme(args: argparse.Namespace) -> int:
     return _put(args, readme_blocks())
 
 
+def numbers(args: argparse.Namespace) -> int:
+    from .numbers import numbers as known
+    from .numbers import update
+
+    if args.update:
+        print("\n".join(f"filled {path}" for path in update()) or "nothing changed")
+    else:
+        print("\n".join(f"{name}: {value}" for name, value in known().items()))
+    return 0
+
+
 def pipeline(args: argparse.Namespace) -> int:
     import json
 
@@ -375,6 +386,9 @@ def make_parser() -> argparse.ArgumentParser:
         if function in {decoding, readme}:
             command.add_argument("--picture", type=Path, metavar="SVG", help="draw it too")
         command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")
+
+    command = add("numbers", numbers, "Print the numbers that sentences of the documents may have, by name and committed results.")
+    command.add_argument("--update", action="store_true", help="put them into all documents instead")
 
     command = add("pictures", pictures, "Draw the pictures of the documents.")
     command.add_argument("results", type=Path)

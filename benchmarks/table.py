@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .record import CaseResult, Results
 
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+NUMBER = re.compile(r"(<!-- n: ([\w-]+) -->)[^<\n]*(<!-- /n -->)")  # within a sentence: `benchmarks.numbers` has their names
 RENAMED = {"few": "skinny", "dequantised": "dequantize"}  # engines that committed results call by their former names
 
 # The rows of "In short": what the cases of a group have in common whose names have this in them.
@@ -223,4 +224,6 @@ def fill(document: str, results: Results) -> str:
 
 
 def fill_blocks(document: str, blocks: Mapping[str, str]) -> str:
-    return BLOCK.sub(lambda match: f"{match[1]}{blocks[match[2]]}\n{match[3]}" if match[2] in blocks else match[0], document)
+    """The document with each block, and each number of its sentences, as they are given; others stay."""
+    document = BLOCK.sub(lambda match: f"{match[1]}{blocks[match[2]]}\n{match[3]}" if match[2] in blocks else match[0], document)
+    return NUMBER.sub(lambda match: f"{match[1]}{blocks[match[2]]}{match[3]}" if match[2] in blocks else match[0], document)
