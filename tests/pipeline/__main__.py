@@ -153,13 +153,7 @@ if __name__ == "__main__":
         prog="python -m tests.pipeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add(
-        "-o",
-        "--output",
-        type=Path,
-        default=Path("pipeline.json"),
-        help="the report: commit, date, jobs, steps, seconds (%(default)s)",
-    )
+    add("-o", "--output", type=Path, default=Path("pipeline.json"), help="the report: commit, date, jobs, steps, seconds (%(default)s)")
     add(
         "--pythons",
         type=Path,
