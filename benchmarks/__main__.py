@@ -9,6 +9,7 @@ import argparse
 import gc
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +17,16 @@ from .measuring import Log, import_torch, measure_case, summary
 from .result_file import read, write
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from .record import CaseResult, Results
 
 RESULTS = Path(__file__).parent / "results"
 ATTENTION = (
     "attention", "masks", "window", "softcap", "sinks", "decode", "paged", "varlen", "backward", "mla", "float32", "small", "growing",
 )  # fmt: skip
-PRODUCTS = ("linear", "swiglu", "quantized", "experts", "fp8")
-GROUPS = (*ATTENTION, *PRODUCTS, "linear_attention", "quantized_cache")
+MATMUL = ("linear", "swiglu", "quantized", "experts", "fp8")
+INSTALL = "pip install 'mlx-cuda[cu13]' numpy, and start from the root of the checkout"
+ELSEWHERE = "run on a machine with an NVIDIA GPU; --quick tries the program out anywhere"
+GROUPS = (*ATTENTION, *MATMUL, "linear_attention", "quantized_cache")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,15 +39,13 @@ def run(args: argparse.Namespace) -> int:
         from .record import Results
         from .timing import Settings, TorchEngine
     except ImportError as error:
-        print(f"error: {error}\n  cure: pip install 'mlx-cuda[cu13]' numpy, and start from the root of the checkout", file=sys.stderr)
-        return 2
+        raise ValueError(f"{error}\n  cure: {INSTALL}") from error
 
     torch = import_torch(log, wanted=not (args.no_torch or args.alone))
     known = provenance.collect(args.argv, torch=torch, commit_name=args.commit, wheel=args.wheel, quick=args.quick)
     if not args.quick and (known["native"] is None or "error" in known["native"]):
         reason = "MLX sees no CUDA GPU" if known["native"] is None else known["native"]["error"]
-        print(f"error: {reason}\n  cure: run on a machine with an NVIDIA GPU; --quick tries the program out anywhere", file=sys.stderr)
-        return 2
+        raise ValueError(f"{reason}\n  cure: {ELSEWHERE}")
     output = args.output or RESULTS / default_name(known)
     groups = list(dict.fromkeys(args.case or GROUPS))
     results = Results(known)
@@ -89,14 +88,9 @@ def prepare(args: argparse.Namespace) -> int:
         from .cases import GROUPS as CASES
         from .prepare import cache_folder, default_processes, jobs_of, prepare_all
     except ImportError as error:
-        print(f"error: {error}\n  cure: pip install 'mlx-cuda[cu13]' numpy, and start from the root of the checkout", file=sys.stderr)
-        return 2
+        raise ValueError(f"{error}\n  cure: {INSTALL}") from error
     if not args.quick and not mx.cuda.is_available():
-        print(
-            "error: MLX sees no CUDA GPU\n  cure: run on a machine with an NVIDIA GPU; --quick tries the program out anywhere",
-            file=sys.stderr,
-        )
-        return 2
+        raise ValueError(f"MLX sees no CUDA GPU\n  cure: {ELSEWHERE}")
     jobs = jobs_of(list(dict.fromkeys(args.case or GROUPS)), lambda group: CASES[group](quick=args.quick))
     processes = args.processes or default_processes()
     log(f"{len(jobs)} cases in up to {processes} processes; what they compile goes to {cache_folder()}")
@@ -286,14 +280,9 @@ def pipeline(args: argparse.Namespace) -> int:
 
 
 def _put(args: argparse.Namespace, blocks: Mapping[str, str]) -> int:
-    """Print the blocks, or fill them into the document that ``--update`` names."""
-    from .table import fill_blocks
+    from .table import put
 
-    if args.update:
-        args.update.write_text(fill_blocks(args.update.read_text("utf-8"), blocks), "utf-8")
-    else:
-        print("\n\n".join(blocks.values()))
-    return 0
+    return put(blocks, args.update)
 
 
 def pictures(args: argparse.Namespace) -> int:
@@ -314,58 +303,52 @@ def chart(args: argparse.Namespace) -> int:
     return 0
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+OPTIONS: dict[str, dict[str, Any]] = {  # of several commands
+    "results": {"type": Path},
+    "--case": {"action": "append", "choices": GROUPS, "help": "only this operation (may be given several times)"},
+    "--quick": {"action": "store_true", "help": "tiny sizes, also without a GPU: proves that the program works"},
+    "--update": {"type": Path, "metavar": "DOCUMENT", "help": "fill the marked blocks of this document instead"},
+}
 
-    def add(name: str, function: Any, text: str) -> argparse.ArgumentParser:
-        command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(function=function)
-        return command
 
-    def add_case(command: argparse.ArgumentParser) -> None:
-        command.add_argument("--case", action="append", choices=GROUPS, help="only this operation (may be given several times)")
+def _add(commands: Any, name: str, function: Callable[[argparse.Namespace], int], text: str, *options: str) -> Any:
+    """A command with some of the options; the function that adds others."""
+    command = commands.add_parser(name, help=text, description=text)
+    command.set_defaults(function=function)
+    for option in options:
+        command.add_argument(option, **OPTIONS[option])
+    return command.add_argument
 
-    command = add("run", run, "Measure on this machine's GPU.")
-    add_case(command)
-    command.add_argument("--quick", action="store_true", help="tiny sizes, also without a GPU: proves that the program works")
-    command.add_argument("-o", "--output", type=Path, help="results file (default: benchmarks/results/<device>-cu<major>.jsonl)")
-    command.add_argument(
-        "--keep", action="store_true", help="keep the other groups of the results file, if it is of the same build and GPU"
+
+def _add_measuring(commands: Any) -> None:
+    add = _add(commands, "run", run, "Measure on this machine's GPU.", "--case", "--quick")
+    add("-o", "--output", type=Path, help="results file (default: benchmarks/results/<device>-cu<major>.jsonl)")
+    add("--keep", action="store_true", help="keep the other groups of the results file, if it is of the same build and GPU")
+    add("--repetitions", type=int, metavar="N", help="about as many batches of a side, at most (default: 6)")
+    add("--no-torch", action="store_true", help="leave torch out, as beside the CUDA 12 backend")
+    add("--alone", action="store_true", help="ours alone, to compare builds in processes of their own with `compare`")
+    add("--commit", help="commit to record where there is no git (or MLX_CUDA_COMMIT)")
+    add("--wheel", type=Path, help="the wheel that is installed, to record its sha256")
+
+    text = "Compile beforehand, in several processes, what MLX and torch compile at a first call."
+    add = _add(commands, "prepare", prepare, text, "--case", "--quick")
+    add("--processes", type=int, metavar="N", help="at a time (default: as many as there are CPUs, at most 16)")
+    add("--no-torch", action="store_true", help="leave torch out")
+
+    add = _add(
+        commands, "join", join, "Add the cases, or models, of an earlier build that were not measured again, marked with its commit."
     )
-    command.add_argument("--repetitions", type=int, metavar="N", help="about as many batches of a side, at most (default: 6)")
-    command.add_argument("--no-torch", action="store_true", help="leave torch out, as beside the CUDA 12 backend")
-    command.add_argument("--alone", action="store_true", help="ours alone, to compare builds in processes of their own with `compare`")
-    command.add_argument("--commit", help="commit to record where there is no git (or MLX_CUDA_COMMIT)")
-    command.add_argument("--wheel", type=Path, help="the wheel that is installed, to record its sha256")
+    add("results", type=Path, help="changed in place")
+    add("earlier", type=Path)
 
-    command = add(
-        "prepare",
-        prepare,
-        "Compile beforehand, in several processes, what MLX and torch compile at a first call.",
-    )
-    add_case(command)
-    command.add_argument("--processes", type=int, metavar="N", help="at a time (default: as many as there are CPUs, at most 16)")
-    command.add_argument("--quick", action="store_true", help="tiny sizes, also without a GPU: proves that the program works")
-    command.add_argument("--no-torch", action="store_true", help="leave torch out")
 
-    command = add("join", join, "Add the cases, or models, of an earlier build that were not measured again, marked with its commit.")
-    command.add_argument("results", type=Path, help="changed in place")
-    command.add_argument("earlier", type=Path)
-
-    command = add("table", table, "Print the results as Markdown, or put them into a document.")
-    command.add_argument("results", type=Path)
-    command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")
-
-    command = add("compare", compare, "Print how many times as long ours takes in one build as in another, and which cases are apart.")
+def _add_tables(commands: Any) -> None:
+    _add(commands, "table", table, "Print the results as Markdown, or put them into a document.", "results", "--update")
+    text = "Print how many times as long ours takes in one build as in another, and which cases are apart."
+    add = _add(commands, "compare", compare, text)
     for name in ("first", "second"):
-        command.add_argument(
-            name, type=lambda text: list(map(Path, text.split(","))), help="results of a build, with commas for several runs"
-        )
-
-    command = add("targets", targets, "Print the targets beside the results, and every case that is slower than MLX.")
-    command.add_argument("results", type=Path)
-
+        add(name, type=lambda text: list(map(Path, text.split(","))), help="results of a build, with commas for several runs")
+    _add(commands, "targets", targets, "Print the targets beside the results, and every case that is slower than MLX.", "results")
     for name, function, text in (
         ("models", models, "Print the prefill results of `python -m benchmarks.models`, or put them into a document."),
         ("decoding", decoding, "The same of decoding, beside the bandwidth limit."),
@@ -380,25 +363,26 @@ def make_parser() -> argparse.ArgumentParser:
         ("gpus", gpus, "Print the dispatch thresholds and bandwidth limits of GPUs, or put them into a document."),
         ("readme", readme, "Print the numbers of the README, by committed results, or put them into it."),
     ):
-        command = add(name, function, text)
+        add = _add(commands, name, function, text, "--update")
         if function not in {gallery, platforms, gpus, readme}:
-            command.add_argument("results", type=Path, nargs="+" if function in {serving, parallel, check} else None)
+            add("results", type=Path, nargs="+" if function in {serving, parallel, check} else None)
         if function in {decoding, readme}:
-            command.add_argument("--picture", type=Path, metavar="SVG", help="draw it too")
-        command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")
+            add("--picture", type=Path, metavar="SVG", help="draw it too")
 
-    command = add("numbers", numbers, "Print the numbers that sentences of the documents may have, by name and committed results.")
-    command.add_argument("--update", action="store_true", help="put them into all documents instead")
+    add = _add(commands, "numbers", numbers, "Print the numbers that sentences of the documents may have, by name and committed results.")
+    add("--update", action="store_true", help="put them into all documents instead")
 
-    command = add("pictures", pictures, "Draw the pictures of the documents.")
-    command.add_argument("results", type=Path)
-    command.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER")
 
-    command = add("chart", chart, "Draw the results as an SVG.")
-    command.add_argument("results", type=Path)
-    add_case(command)
-    command.add_argument("--match", default="", metavar="TEXT", help="only the cases whose name has this in it, such as L=8192")
-    command.add_argument("-o", "--output", type=Path, required=True)
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_measuring(commands)
+    _add_tables(commands)
+    add = _add(commands, "pictures", pictures, "Draw the pictures of the documents.", "results")
+    add("-o", "--output", type=Path, required=True, metavar="FOLDER")
+    add = _add(commands, "chart", chart, "Draw the results as an SVG.", "results", "--case")
+    add("--match", default="", metavar="TEXT", help="only the cases whose name has this in it, such as L=8192")
+    add("-o", "--output", type=Path, required=True)
     return parser
 
 

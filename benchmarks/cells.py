@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from math import floor, log10
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .record import CaseResult
 from .result_file import DIGITS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from .record import CaseResult
 
 # TB/s that reading reaches, which is what few queries to a long cache are held against.
 MEMORY = {"NVIDIA H200": 4.3, "NVIDIA H100 80GB HBM3": 3.0}
@@ -20,9 +17,8 @@ SIDES = {"upstream": "MLX", "patched": "patched"}  # of models, as tables call t
 WIDTH = 138  # of a document's lines
 # What committed results call by former words, and what the tables show.
 WORDS = (
-    (r"\bours\b", "mlx-cuda"), (r"\bupstream\b", "MLX"), (r"\bdequantised\b", "dequantize"), (r"\bfew\b", "skinny"),
-    (r", experts\b(?! of)", " (MoE)"), (r"\bcomposed\b", "fallback"), (r"\brecording it failed\b", "capture failed"),
-    (r"\brecorded\b", "captured"), (r"\bplace on the host\b", "position on the CPU"),
+    (r"\bours\b", "mlx-cuda"), (r"\bupstream\b", "MLX"), (r"\bdequantised\b", "dequantize"), (r", experts\b(?! of)", " (MoE)"),
+    (r"\brecording it failed\b", "capture failed"), (r"\brecorded\b", "captured"), (r"\bplace on the host\b", "position on the CPU"),
     (r"\bproducts?\b", "GEMV"), (r"sorted rows\b", "sorted tokens"), (r"tokens of (\d+) experts\b", r"tokens, top-\1"),
 )  # fmt: skip
 ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from .cells import MEMORY, markdown, shown, speed
 from .chart import COLOURS, LABELS, bars
 from .profile import PARTS, REST, by_part
 from .record import require_same_machine
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 PEER = "torch, CUDA graph"
 PROMPT = 1024  # tokens, where none are named
@@ -79,14 +77,8 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
     """Tokens per second of each side and of the memory, what a conversation costs besides, and what a recorded step is made of."""
     peer = [PEER] if any("torch" in each for each in results["cases"]) else []
     rest = [
-        "patched",
-        "",
-        "cold",
-        "bandwidth limit",
-        "of that limit",
-        "equal tokens",
-        "logit error: MLX, patched",
-    ]
+        "patched", "", "cold", "bandwidth limit", "of that limit", "equal tokens", "logit error: MLX, patched",
+    ]  # fmt: skip
     rows = [["model", "MLX", *peer, *rest]]
     prompt = "prefill, tokens/s: MLX, cold, patched"
     costs = [["model", prompt, "CPU time per step, us: MLX, patched", "peak memory, MiB: MLX, patched"]]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .cells import speed
 from .chart import COLOURS, LABELS, TEXT
 from .decoding import PROMPT
 from .record import Results
 from .result_file import read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 RESULTS = Path(__file__).with_name("results")
 PICTURE = RESULTS.parents[1] / "docs" / "img" / "tokens-per-second.svg"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mlx_cuda._common.limits import HOPPERS, DispatchThresholds, Figures, careful
+from mlx_cuda._common.limits import HOPPERS, DispatchThresholds, Figures, conservative
 from mlx_cuda._loader import limits_file
 
 from .cells import markdown, speed
@@ -16,9 +17,6 @@ from .platforms import load
 from .record import Results
 from .result_file import read
 from .table import short_table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 GPUS = Path(__file__).with_name("gpus.toml")
 RESULTS = Path(__file__).with_name("results")
@@ -35,7 +33,7 @@ def limits_of(gpu: Mapping[str, Any]) -> tuple[DispatchThresholds, str]:
     """Those that come into force on a GPU of which nothing is kept there, and what they are by."""
     if "name" in gpu and (shipped := limits_file.measured(gpu["name"], {}, None)):
         return shipped, "`tune`"
-    found = careful(tuple(gpu["capability"]), Figures(gpu["multiprocessors"], gpu["ghz"], gpu["bandwidth"]))
+    found = conservative(tuple(gpu["capability"]), Figures(gpu["multiprocessors"], gpu["ghz"], gpu["bandwidth"]))
     return found, "Hopper default" if found is HOPPERS else "data sheet"
 
 

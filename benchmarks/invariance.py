@@ -9,9 +9,10 @@ import argparse
 import contextlib
 import statistics
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -21,10 +22,6 @@ from .measuring import Log
 from .models import SHAPES, Cache, generate, make, models_of_mlx_lm
 from .provenance import collect
 from .result_file import write
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
 
 SIDES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "upstream": contextlib.nullcontext,

@@ -6,12 +6,11 @@ import importlib
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .cases import Case
     from .cases.base import Prepared
     from .record import CaseResult

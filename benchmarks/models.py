@@ -27,16 +27,18 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
 from mlx.nn.layers.quantized import QuantizedLinear, quantize
 from mlx.utils import tree_map
 from mlx_cuda._all_sum import several_processes
+from mlx_cuda._common.choice import Choice
 
 from . import peer, vendored_parts
 from .cells import speed
@@ -46,14 +48,7 @@ from .mlx_lm_parts import add_package
 from .profile import profile
 from .provenance import collect, memory_used
 from .result_file import write
-from .weights import REAL, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from mlx_cuda._common.choice import Choice
-
-    from .weights import Fetched
+from .weights import REAL, Fetched, rows
 
 PREFILL_STEP = 2048  # as mlx-lm's generate
 COMPARED_STEPS = 16
@@ -245,7 +240,7 @@ def _wide(w: mx.array, scales: mx.array, biases: mx.array | None, options: dict[
     return wide.swapaxes(-1, -2) if options.get("transpose", True) else wide
 
 
-def product_in_float32(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None = None, **options: Any) -> mx.array:
+def matmul_in_float32(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None = None, **options: Any) -> mx.array:
     return (x.astype(mx.float32) @ _wide(w, scales, biases, options)).astype(x.dtype)
 
 
@@ -266,7 +261,7 @@ def engines(model: Any, cache: Any, prompt: mx.array) -> dict[str, dict[str, int
         count[f"{mlx_cuda.explain(*arrays, scale=scale, mask=mask, **rest).engine}, {kind} mask"] += 1
         return UPSTREAM(*arrays, scale=scale, mask=mask, **rest)
 
-    def product(ours: Callable[..., mx.array], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def counted(ours: Callable[..., mx.array], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
         def call(*arrays: mx.array, **options: Any) -> mx.array:
             count[f"{mlx_cuda.explain(ours, *arrays, **options).engine}, {ours.__name__}"] += 1
             return upstream(*arrays, **options)
@@ -275,8 +270,8 @@ def engines(model: Any, cache: Any, prompt: mx.array) -> dict[str, dict[str, int
 
     with replaced(
         (mx.fast, "scaled_dot_product_attention", attention),
-        (mx, "quantized_matmul", product(mlx_cuda.quantized_matmul, mx.quantized_matmul)),
-        (mx, "gather_qmm", product(mlx_cuda.gather_qmm, mx.gather_qmm)),
+        (mx, "quantized_matmul", counted(mlx_cuda.quantized_matmul, mx.quantized_matmul)),
+        (mx, "gather_qmm", counted(mlx_cuda.gather_qmm, mx.gather_qmm)),
     ):
         token = prefill(model, cache, prompt).argmax(axis=-1)
         first = dict(count)
@@ -298,7 +293,7 @@ def compare(model: Any, make_cache: Callable[..., Any], prompt: mx.array, tokens
     """Relative error of each side's logits against those in float32, and how often they choose the same token."""
     with replaced(
         (mx.fast, "scaled_dot_product_attention", attention_in_float32),
-        (mx, "quantized_matmul", product_in_float32),
+        (mx, "quantized_matmul", matmul_in_float32),
         (mx, "gather_qmm", gathered_in_float32),
     ):
         exact = forced_logits(model, make_cache(plain=True), prompt, tokens)
@@ -347,20 +342,12 @@ def profiles(torch: Any, model: Any, make_cache: Callable[..., Any], prompt: mx.
 
 
 def measure(
-    name: str,
-    batches: Sequence[int],
-    length: int,
-    count: int,
-    turns: int,
-    log: Callable[[str], None],
-    torch: Any | None = None,
-    kv_bits: int | None = None,
-    group: Any | None = None,
-    fetched: Fetched | None = None,
+    name: str, args: argparse.Namespace, log: Callable[[str], None], torch: Any | None, group: Any | None, fetched: Fetched | None
 ) -> Iterator[dict[str, Any]]:
     """What the model does with each number of prompts. How close its logits are is asked for the first number only; what torch says is
     added after a result has been given, so that an error of torch's loses nothing.
     """
+    batches, length, count, turns, kv_bits = args.batch, args.prompt, args.tokens, args.turns, args.kv_bits
     load = models_of_mlx_lm()
     module, arguments = fetched.shape if fetched else SHAPES[name]
     real = fetched is not None and fetched.weights == REAL
@@ -479,9 +466,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in fetched or SHAPES:
         if args.model not in name:
             continue
-        asked = args.batch, args.prompt, args.tokens, args.turns, log, torch, args.kv_bits, group
         try:
-            for result in measure(name, *asked, fetched.get(name)):
+            for result in measure(name, args, log, torch, group, fetched.get(name)):
                 results["cases"].append(result)
                 save()
             save()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from operator import eq
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .cells import SIDES, markdown, speed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 SPEEDS = {"prefill": "prompt", "decode": "decoding"}
 

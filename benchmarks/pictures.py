@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from .cells import ARITHMETIC, MEMORY, memory_share
 from .chart import draw, draw_lines, draw_times
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from .record import CaseResult, Results
+from .record import CaseResult, Results
 
 ARRAYS = {"bool causal": "causal, as an array", "documents": "documents", "random": "random", "additive": "additive"}
 
@@ -89,7 +85,7 @@ def _backward(results: Results, output: Path) -> None:
     draw([case for case in results.cases if case.group == "backward"], output)
 
 
-def _products(results: Results, output: Path) -> None:
+def _matmul(results: Results, output: Path) -> None:
     draw([case for case in results.cases if case.group in ("linear", "swiglu")], output)
 
 
@@ -127,6 +123,6 @@ PICTURES: dict[str, Callable[[Results, Path], None]] = {
     "decode.svg": _decode,
     "masks.svg": _masks,
     "backward.svg": _backward,
-    "linear-swiglu.svg": _products,
+    "linear-swiglu.svg": _matmul,
     "quantized.svg": _quantized,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .cells import markdown
 
@@ -13,8 +13,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 DATA = Path(__file__).parents[1] / "docs" / "results" / "platforms.toml"
 MATRIX = Path(__file__).parents[1] / "ci" / "matrix" / "matrix.toml"

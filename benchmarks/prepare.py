@@ -15,15 +15,14 @@ import os
 import queue
 import tempfile
 import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from multiprocessing.connection import Connection
-
     from .cases import Case
 
 CACHE = "MLX_PTX_CACHE_DIR"  # where MLX keeps what it has compiled

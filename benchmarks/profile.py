@@ -7,14 +7,12 @@ import json
 import re
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 PARTS = {  # by the names of kernels, MLX's and ours
-    "products": r"row_product|gemv|qmv|qmm|gemm|nvjet|cutlass|xmma|skinny|gather_mm|splitk",
+    "products": r"row_product|gemv|qmv|qmm|gemm|nvjet|cutlass|xmma|skinny|small_m|gather_mm|splitk",
     "attention": r"sdpa|attention|flash|^decode|^token|cudnn",
     "norms": r"norm",
     "rope, and keys and values to the cache": r"rope|heads|append|copy|slice|concatenate",
@@ -60,13 +58,13 @@ def profile(torch: Any, step: Callable[[], object], steps: int) -> dict[str, Any
     """:func:`of_trace` of so many calls, each of which waits for the device."""
     profiler = importlib.import_module("torch.profiler")
     step()
-    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as recorded:
+    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as trace:
         torch.cuda.synchronize()
         for _ in range(steps):
             step()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "trace.json")
-        recorded.export_chrome_trace(str(file))
+        trace.export_chrome_trace(str(file))
         return of_trace(json.loads(file.read_text("utf-8"))["traceEvents"], steps)
 
 

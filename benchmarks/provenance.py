@@ -8,15 +8,13 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 from mlx_cuda._loader import native as _native
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 GPU_FIELDS = (
     "name",

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .result_file import read, write
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from .timing import Timing
 
 MOST_ERROR_CHARACTERS = 400  # compilers say more than one wants to keep
 # Primitives that say who computed, whatever explain() was asked.
 ENGINES = {"FlashAttention": "flash", "FlashVarlenAttention": "flash", "PagedAttention": "decode"}
+# Engines by the names that committed results have for them.
+FORMER = {
+    "few": "small_m", "skinny": "small_m", "small": "gemv", "dequantised": "dequantize", "upstream": "mlx", "composed": "fallback",
+}  # fmt: skip
 SAME = ("device", "native", "torch", "quick")  # of runs whose results may stand beside one another
 OWN = {"package", "device_code"}  # of these, what says which build it is
 SCALES = {"TFLOP/s": 1e12, "TB/s": 1e12, "steps/s": 1.0}
@@ -93,7 +96,7 @@ class CaseResult:
     @property
     def computed_by(self) -> str:
         """The engine, by its name in :func:`mlx_cuda.explain`."""
-        return next((ENGINES[name] for name in self.primitives if name in ENGINES), self.engine)
+        return next((ENGINES[name] for name in self.primitives if name in ENGINES), FORMER.get(self.engine, self.engine))
 
     def median(self, side: str = "ours") -> float | None:
         """Seconds per call."""

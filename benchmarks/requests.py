@@ -9,14 +9,12 @@ import math
 import random
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 SAID_EVERY = 10.0  # seconds between two lines of progress
 LONGEST_WAIT = 0.05  # seconds of sleep where nobody is served and nobody is due

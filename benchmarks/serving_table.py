@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .cells import SIDES, markdown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 def _number(value: float | None, form: str = ".0f") -> str:
@@ -47,18 +45,10 @@ def _measured(results: Sequence[Mapping[str, Any]], kind: str) -> list[tuple[Map
 
 def speed_table(results: Sequence[Mapping[str, Any]]) -> str:
     """A row for each side: the speed, how many times MLX's, what a request sees, and its tokens beside those of the same alone."""
-    rows = [
-        [
-            "requests, tokens of each, arrivals",
-            "side",
-            "tokens/s",
-            "",
-            "inter-token latency, ms: p50, p99",
-            "time to first token, s: p50, p99",
-            "mean batch",
-            "leading tokens equal to the request run alone",
-        ]
-    ]
+    rows = [[
+        "requests, tokens of each, arrivals", "side", "tokens/s", "", "inter-token latency, ms: p50, p99",
+        "time to first token, s: p50, p99", "mean batch", "leading tokens equal to the request run alone",
+    ]]  # fmt: skip
     for settings, entry, side, found in _measured(results, "requests"):
         head = [_name(entry, settings), SIDES[side]]
         if "error" in found:
@@ -82,19 +72,10 @@ def speed_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     """Where the time went, and what was replayed."""
-    rows = [
-        [
-            "requests, tokens of each, arrivals",
-            "side",
-            "seconds in prefill, decode, the rest, idle",
-            "prefill, tokens/s",
-            "decode steps",
-            "replayed",
-            "captured",
-            "warm-up, s",
-            "peak memory, MiB: MLX, driver",
-        ]
-    ]
+    rows = [[
+        "requests, tokens of each, arrivals", "side", "seconds in prefill, decode, the rest, idle", "prefill, tokens/s", "decode steps",
+        "replayed", "captured", "warm-up, s", "peak memory, MiB: MLX, driver",
+    ]]  # fmt: skip
     calls = [["requests, tokens of each, arrivals", "side", "cache calls, and their seconds"]]
     for settings, entry, side, found in _measured(results, "requests"):
         if "error" in found:
@@ -118,20 +99,10 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def soak_table(results: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        [
-            "model",
-            "side",
-            "minutes",
-            "requests",
-            "cancelled",
-            "tokens",
-            "repeated in another batch",
-            "with other tokens",
-            "growth, MiB: MLX, driver, host",
-            "failures",
-        ]
-    ]
+    rows = [[
+        "model", "side", "minutes", "requests", "cancelled", "tokens", "repeated in another batch", "with other tokens",
+        "growth, MiB: MLX, driver, host", "failures",
+    ]]  # fmt: skip
     for _, entry, side, found in _measured(results, "soak"):
         if "error" in found:
             rows.append([entry["model"], SIDES[side], *[""] * 7, found["error"]])

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .cells import duration, markdown, memory_share, shown, speed
+from .record import FORMER, CaseResult, Results
 from .targets import ATTENTION, MATMUL, behind_table, targets_table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from .record import CaseResult, Results
 
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 NUMBER = re.compile(r"(<!-- n: ([\w-]+) -->)[^<\n]*(<!-- /n -->)")  # within a sentence: `benchmarks.numbers` has their names
@@ -117,7 +115,7 @@ def case_table(cases: Sequence[CaseResult], device: str = "") -> str:
         "case": lambda case: shown(case.name) + (f" (`{case.commit}`)" if case.commit else "")
     }
     if any(case.engine for case in cases):
-        columns["engine"] = lambda case: shown(case.computed_by)
+        columns["engine"] = lambda case: case.computed_by
     columns |= {shown(name): partial(side_cell, name=name) for name in sides}
     if any(case.engine and memory_share(case, device) for case in cases):
         columns["of bandwidth"] = lambda case: percent(memory_share(case, device))
@@ -182,17 +180,9 @@ def sections(results: Results) -> dict[str, str]:
 
 def models_table(results: Mapping[str, Any]) -> str:
     """What ``python -m benchmarks.models`` measured of prompts: tokens per second of MLX and patched, and how alike logits are."""
-    rows = [
-        [
-            "model",
-            "batch",
-            "prefill, tokens/s: MLX",
-            "patched",
-            "speedup",
-            "same next token",
-            "logit error: MLX, patched",
-        ]
-    ]
+    rows = [[
+        "model", "batch", "prefill, tokens/s: MLX", "patched", "speedup", "same next token", "logit error: MLX, patched",
+    ]]  # fmt: skip
     for each in results["cases"]:
         upstream, patched = (speed(each, side, "prefill") for side in ("upstream", "patched"))
         speeds = [f"{upstream:.0f}", f"{patched:.0f}", f"{patched / upstream:.2f}x"]
@@ -216,12 +206,21 @@ def models_table(results: Mapping[str, Any]) -> str:
 def _call(name: str) -> str:
     """Such as ``flash (causal mask)`` for the recorded ``flash, causal mask``."""
     engine, _, kind = name.partition(", ")
-    return f"{shown(engine)} ({kind})"
+    return f"{FORMER.get(engine, engine)} ({kind})"
 
 
 def fill(document: str, results: Results) -> str:
     """The document with each block between its markers made anew; a block that the results lack stays."""
     return fill_blocks(document, sections(results))
+
+
+def put(blocks: Mapping[str, str], document: Path | None) -> int:
+    """Print the blocks, or fill them into a document."""
+    if document:
+        document.write_text(fill_blocks(document.read_text("utf-8"), blocks), "utf-8")
+    else:
+        print("\n\n".join(blocks.values()))
+    return 0
 
 
 def fill_blocks(document: str, blocks: Mapping[str, str]) -> str:

@@ -15,15 +15,13 @@ import contextlib
 import gc
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import mlx.core as mx
 
 from .clock import read_clock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 MOST_RESULT_BYTES = 24 << 30  # of one batch
 MOST_CALLS = 4096

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
 from .mlx_lm_parts import part
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 REAL, RANDOM = "real", "random"
 

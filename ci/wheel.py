@@ -5,9 +5,11 @@ The wheel reaches the output folder only if all is well.
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,9 +22,6 @@ from .matrix import gpu
 from .repair import repair
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Sequence
-
     from .wheelfile.facts import WheelFacts
 
 

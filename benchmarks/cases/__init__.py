@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from . import (
     attention,
@@ -21,9 +21,6 @@ from . import (
     varlen,
 )
 from .base import Case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 GROUPS: dict[str, Callable[..., Sequence[Case]]] = {
     "attention": attention.cases,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -12,12 +13,13 @@ import numpy as np
 from tests.gpu.support import host, relative_error
 from tests.package import references
 
-from ..timing import MlxEngine, Side
+from ..timing import MlxEngine, Side, TorchEngine
 from .base import (
     DTYPES,
-    Case,
+    AttentionHeads,
     Prepared,
     Unit,
+    both_sides,
     explanation,
     first,
     input_sets,
@@ -28,11 +30,6 @@ from .base import (
     torch_sdpa,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..timing import TorchEngine
-
 Mask = Literal["causal", "bool causal", "documents", "random", "additive"] | None
 CUDNN = {"torch cuDNN": "CUDNN_ATTENTION"}
 FLASH = {"torch flash": "FLASH_ATTENTION"}
@@ -41,18 +38,16 @@ DOCUMENTS = 8
 
 
 @dataclass(frozen=True)
-class AttentionCase(Case):
+class AttentionCase(AttentionHeads):
     """``mask``: None and "causal" as the functions take them; the others are arrays ``[L, L]``: the causal mask, several documents one
     after another, each causal in itself, half of the places at random, and normally distributed numbers that are added.
     """
 
+    unit: ClassVar[Unit] = "TFLOP/s"
     head_dim: int
     mask: Mask
     length: int
     batch: int = 2
-    heads: int = 16
-    kv_heads: int = 16
-    dtype: str = "bfloat16"
     window: int | None = None  # keys that a query sees, its own among them; MLX and torch are given a bool mask
     softcap: float | None = None
     sinks: bool = False
@@ -74,10 +69,6 @@ class AttentionCase(Case):
             self.dtype: self.dtype != "bfloat16",
         }
         return ", ".join([f"{size} {self.mask or 'full'}", f"L={self.length}", *(note for note, given in notes.items() if given)])
-
-    @property
-    def unit(self) -> Unit:
-        return "TFLOP/s"
 
     @property
     def work(self) -> float:
@@ -142,9 +133,8 @@ class AttentionCase(Case):
         mx.eval([array for array in (mask, sinks) if array is not None])
         own = {"scale": scale, "mask": self.mask if self.mask in (None, "causal") else mask, "window_size": self.window and self.window - 1}
         options = {**own, "softcap": self.softcap, "sinks": sinks, "return_lse": self.lse or None}
-        upstream = Side("upstream", MlxEngine(), self.upstream(scale, "causal" if mask is None and self.mask else mask, sinks), inputs)
-        ours = operation("attention", **options)
-        sides = [Side("ours", MlxEngine(), ours, inputs, explain=explanation(ours)), upstream]
+        ours, theirs = operation("attention", **options), self.upstream(scale, "causal" if mask is None and self.mask else mask, sinks)
+        sides = both_sides(ours, theirs, inputs, explanation(ours))
         if self.sinks or self.lse:
             sides.append(Side("ours, without", MlxEngine(), operation("attention", **own), inputs))
         if torch:

@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import numpy as np
 
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side
+from ..timing import TorchEngine
 from .attention import CUDNN
-from .base import Case, Prepared, Unit, explanation, input_sets, operation, torch_input_sets, torch_sdpa
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ..timing import TorchEngine
+from .base import AttentionHeads, Prepared, Unit, both_sides, explanation, input_sets, operation, torch_input_sets, torch_sdpa
 
 GRADIENT_TOLERANCE = 3e-2  # as in the GPU tests: more roundings to the dtype than in the forward pass
 CHECKED_ROWS = 128
 
 
 @dataclass(frozen=True)
-class BackwardCase(Case):
+class BackwardCase(AttentionHeads):
+    unit: ClassVar[Unit] = "TFLOP/s"
     head_dim: int
     length: int
     batch: int = 2
-    heads: int = 16
-    kv_heads: int = 16
-    dtype: str = "bfloat16"
 
     @property
     def name(self) -> str:
         batch = "" if self.batch == 2 else f", B={self.batch}"
         return f"D={self.head_dim} causal, L={self.length}{batch}"
-
-    @property
-    def unit(self) -> Unit:
-        return "TFLOP/s"
 
     @property
     def work(self) -> float:
@@ -60,10 +50,7 @@ class BackwardCase(Case):
 
         ours = operation("attention", scale=scale, mask="causal")
         upstream = partial(mx.fast.scaled_dot_product_attention, scale=scale, mask="causal")
-        sides = [
-            Side("ours", MlxEngine(), both(ours), inputs, explain=lambda *arrays: explanation(ours)(*arrays[:3])),
-            Side("upstream", MlxEngine(), both(upstream), inputs),
-        ]
+        sides = both_sides(both(ours), both(upstream), inputs, lambda *arrays: explanation(ours)(*arrays[:3]))
         if torch:
 
             def gradients(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,19 +6,18 @@ import importlib
 import inspect
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx_cuda
 
-from ..timing import Side
+from tests.gpu.support import host, relative_error
+from tests.package import references
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from ..timing import Settings, Timing, TorchEngine
+from ..timing import MlxEngine, Settings, Side, Timing, TorchEngine
 
 Unit = Literal["TFLOP/s", "TB/s", "steps/s"]
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
@@ -77,6 +76,34 @@ class Case(ABC):
     def prepare(self, torch: TorchEngine | None) -> Prepared: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttentionHeads(Case):
+    """Of attention of many queries, if nothing else is said."""
+
+    heads: int = 16
+    kv_heads: int = 16
+    dtype: str = "bfloat16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingHeads(AttentionHeads):
+    """Of attention of few queries to a cache, if nothing else is said."""
+
+    head_dim: int = 128
+    heads: int = 32
+    kv_heads: int = 8
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    def last_error(self, result: Any, q: mx.array, k: mx.array, v: mx.array, **options: Any) -> float:
+        """Of the last batch entry, and there of the heads that share the last kv head."""
+        group = self.heads // self.kv_heads
+        parts = (host(each[-1:, -count:]) for each, count in ((q, group), (k, 1), (v, 1)))
+        return relative_error(first(result)[-1:, -group:], references.attention(*parts, scale=self.scale, **options))
+
+
 def input_sets(shapes: Sequence[tuple[int, ...]], scales: Sequence[float], dtype: str) -> list[tuple[mx.array, ...]]:
     """Normally distributed inputs, in as many sets as it takes to keep them out of the caches."""
     kind = DTYPES[dtype]
@@ -124,6 +151,13 @@ def _unavailable(what: str, *_: Any, **__: Any) -> Any:
 def explanation(call: partial[Any]) -> partial[Any]:
     """What ``mlx_cuda.explain`` says of one of the package's operations, with all of the options that the call has."""
     return partial(mlx_cuda.explain, call.func, *call.args, **call.keywords)
+
+
+def both_sides(
+    ours: Callable[..., Any], upstream: Callable[..., Any], inputs: Sequence[tuple[Any, ...]], explain: Callable[..., Any] | None = None
+) -> list[Side]:
+    """Ours and MLX's own."""
+    return [Side("ours", MlxEngine(), ours, inputs, explain=explain), Side("upstream", MlxEngine(), upstream, inputs)]
 
 
 def torch_sdpa(

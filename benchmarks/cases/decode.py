@@ -3,41 +3,46 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import mlx.core as mx
 import numpy as np
 
-from tests.gpu.support import host, relative_error
+from tests.gpu.support import host
 from tests.package import references
 
-from ..timing import MlxEngine, Side
+from ..timing import MlxEngine, Side, TorchEngine
 from .attention import CUDNN, FLASH
-from .base import DTYPES, Case, Prepared, Unit, explanation, first, input_sets, operation, tolerance, torch_input_sets, torch_sdpa
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..timing import TorchEngine
+from .base import (
+    DTYPES,
+    DecodingHeads,
+    Prepared,
+    Unit,
+    both_sides,
+    explanation,
+    input_sets,
+    operation,
+    tolerance,
+    torch_input_sets,
+    torch_sdpa,
+)
 
 
 @dataclass(frozen=True)
-class DecodeCase(Case):
+class DecodeCase(DecodingHeads):
     """``ragged``: the batch entries begin at different keys, as in a batch of prompts padded on the left, or end at different ones. The
     first entry then has all keys, or the last one. MLX and torch are given a bool mask, as mlx-lm gives it; ours the same, or the numbers
     alone. ``latent``: the values are the first so many columns of the keys, as in multi-head latent attention.
     """
 
+    unit: ClassVar[Unit] = "TB/s"
     batch: int
     length: int
-    head_dim: int = 128
     queries: int = 1
-    heads: int = 32
-    kv_heads: int = 8
     ragged: Literal["padded", "lengths"] | None = None
-    dtype: str = "bfloat16"
     latent: int | None = None
     sinks: bool = False
     lse: bool = False
@@ -48,10 +53,6 @@ class DecodeCase(Case):
         size = f"B={self.batch}, {self.queries} of {self.length}, {width}, {self.heads}/{self.kv_heads} heads"
         notes = {"sinks": self.sinks, "lse": self.lse, self.dtype: self.dtype != "bfloat16", str(self.ragged): self.ragged}
         return ", ".join([size, *(note for note, given in notes.items() if given)])
-
-    @property
-    def unit(self) -> Unit:
-        return "TB/s"
 
     @property
     def work(self) -> float:
@@ -73,7 +74,7 @@ class DecodeCase(Case):
         query = (self.batch, self.heads, self.queries, self.head_dim)
         key = (self.batch, self.kv_heads, self.length, self.head_dim)
         shapes, scales = [query, key, key][: 2 if self.latent else 3], [1.0, 1.0, 1.0]
-        inputs, scale = self.sets(input_sets(shapes, scales[: len(shapes)], self.dtype)), self.head_dim**-0.5
+        inputs, scale = self.sets(input_sets(shapes, scales[: len(shapes)], self.dtype)), self.scale
         starts, ends = mx.array(self.starts), mx.array(self.ends)
         keys = mx.arange(self.length)
         seen = (keys >= starts.reshape(-1, 1, 1, 1)) & (keys < ends.reshape(-1, 1, 1, 1))
@@ -89,10 +90,7 @@ class DecodeCase(Case):
         if self.lse:
             upstream = partial(self.with_lse, upstream, scale)
         ours = operation("attention", **options)
-        sides = [
-            Side("ours", MlxEngine(), ours, inputs, explain=explanation(ours)),
-            Side("upstream", MlxEngine(), upstream, inputs),
-        ]
+        sides = both_sides(ours, upstream, inputs, explanation(ours))
         if self.sinks or self.lse:
             sides.append(Side("ours, without", MlxEngine(), operation("attention", scale=scale, mask=mask), inputs))
         if self.ragged:
@@ -109,12 +107,9 @@ class DecodeCase(Case):
                 sides.append(Side("torch", torch, call, torch_inputs))
 
         def error(result: Any) -> float:
-            """Of the last batch entry, and there of the heads that share the last kv head."""
-            group = self.heads // self.kv_heads
-            q, k, v = (host(each[-1:, -count:]) for each, count in zip(inputs[0], (group, 1, 1), strict=True))
             window = references.seen(self.queries, self.length, window=(-1, 0), starts=self.starts[-1:].astype(np.int64))
-            sink = None if sinks is None else host(sinks[-group:])
-            return relative_error(first(result)[-1:, -group:], references.attention(q, k, v, scale=scale, mask=window, sinks=sink))
+            sink = None if sinks is None else host(sinks[-(self.heads // self.kv_heads) :])
+            return self.last_error(result, *inputs[0], mask=window, sinks=sink)
 
         unchecked = ("ours, without",) if self.sinks else ()
         return Prepared(sides, error, tolerance(self.dtype), unchecked=unchecked)
@@ -132,7 +127,7 @@ class DecodeCase(Case):
 TINY = partial(DecodeCase, 2, 70, heads=4, kv_heads=2)
 
 
-def cases(*, quick: bool) -> list[Case]:
+def cases(*, quick: bool) -> list[DecodeCase]:
     if quick:
         return [TINY(), TINY(ragged="padded"), TINY(ragged="lengths")]
     return [

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side
-from .base import DTYPES, Case, Prepared, Unit, explanation, operation, rotation, tolerance
+from ..timing import Side, TorchEngine
+from .base import DTYPES, Case, Prepared, Unit, both_sides, explanation, operation, rotation, tolerance
 from .quantized import Quantization
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from ..timing import TorchEngine
 
 Sets = list[tuple[mx.array, ...]]
 
@@ -62,8 +57,8 @@ class ExpertsCase(Case):
         """Bytes of everything that is read and written; of the experts, those that are chosen."""
         weights = len(np.unique(self.indices(0))) * self.n * self.k
         size = DTYPES[self.dtype].size
-        products = self.rows * (self.chosen or 1)
-        return (self.stored.bytes_of(weights) if self.stored else weights * size) + size * (self.rows * self.k + products * self.n)
+        outputs = self.rows * (self.chosen or 1)
+        return (self.stored.bytes_of(weights) if self.stored else weights * size) + size * (self.rows * self.k + outputs * self.n)
 
     def indices(self, index: int) -> NDArray[np.uint32]:
         """The expert of each row, or [tokens, chosen]; each set names other experts in the same pattern."""
@@ -87,8 +82,7 @@ class ExpertsCase(Case):
             sets.append((x, mx.array(self.indices(index)), *parts[index % len(parts)]))
         mx.eval(sets, weights)
         ours = operation(self.operation)
-        sides = [Side("ours", MlxEngine(), self.ours(ours), sets, explain=self.ours(explanation(ours)))]
-        sides.append(Side("upstream", MlxEngine(), self.call(mx.gather_qmm if stored else mx.gather_mm), sets))
+        sides = both_sides(self.ours(ours), self.call(mx.gather_qmm if stored else mx.gather_mm), sets, self.ours(explanation(ours)))
         if torch and self.chosen is None:
             sides.append(self.torch_grouped(torch))
 

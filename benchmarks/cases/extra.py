@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .attention import TINY as TINY_ATTENTION
 from .attention import AttentionCase
+from .base import Case
 from .decode import TINY as TINY_DECODE
 from .decode import DecodeCase
-
-if TYPE_CHECKING:
-    from .base import Case
 
 
 def sinks_and_lse(*, quick: bool) -> list[Case]:

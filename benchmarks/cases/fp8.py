@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import mlx.core as mx
 import numpy as np
 
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side
+from ..timing import MlxEngine, Side, TorchEngine
 from .base import Case, Prepared, Unit, explanation, input_sets, operation, rotation, tolerance
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from functools import partial
-
-    from ..timing import TorchEngine
 
 
 @dataclass(frozen=True)
 class Fp8Case(Case):
+    unit: ClassVar[Unit] = "TFLOP/s"
     m: int
     n: int
     k: int
@@ -30,10 +27,6 @@ class Fp8Case(Case):
     @property
     def name(self) -> str:
         return f"{self.m} x {self.n} x {self.k}, a scale for each {self.scales}"
-
-    @property
-    def unit(self) -> Unit:
-        return "TFLOP/s"
 
     @property
     def work(self) -> float:

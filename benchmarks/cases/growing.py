@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import numpy as np
@@ -14,36 +15,24 @@ from mlx_cuda._loader import native as _native
 from tests.gpu.support import host, relative_error
 from tests.package import references
 
-from ..timing import MlxEngine, Side, Timing
-from .base import Case, Prepared, Unit, explanation, input_sets, operation, tolerance
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..timing import Settings, TorchEngine
+from ..timing import MlxEngine, Settings, Side, Timing, TorchEngine
+from .base import DecodingHeads, Prepared, Unit, explanation, input_sets, operation, tolerance
 
 
 @dataclass(frozen=True)
-class GrowingCase(Case):
+class GrowingCase(DecodingHeads):
     """``steps`` of ``queries`` queries each, with as many new keys at every step, each step waited for. No length comes twice: what is
     made for a length shows. A side that takes too long is stopped after ``seconds``, and its steps are counted.
     """
 
+    unit: ClassVar[Unit] = "steps/s"
     queries: int
     steps: int = 1000
-    heads: int = 32
-    kv_heads: int = 8
-    head_dim: int = 128
-    dtype: str = "bfloat16"
     seconds: float = 2.0
 
     @property
     def name(self) -> str:
         return f"{self.steps} steps of {self.queries}, D={self.head_dim}, {self.heads}/{self.kv_heads} heads"
-
-    @property
-    def unit(self) -> Unit:
-        return "steps/s"
 
     @property
     def work(self) -> float:
@@ -52,7 +41,7 @@ class GrowingCase(Case):
     def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (each length would be planned anew there as well)
         keys = (1, self.kv_heads, self.queries * (self.steps + 1), self.head_dim)
         inputs = input_sets([(1, self.heads, self.queries, self.head_dim), keys, keys], [1.0] * 3, self.dtype)[:1]
-        scale = self.head_dim**-0.5
+        scale = self.scale
         calls: dict[str, partial[Any]] = {
             "ours": operation("attention", scale=scale, mask="causal"),
             "upstream": partial(mx.fast.scaled_dot_product_attention, scale=scale, mask="causal"),

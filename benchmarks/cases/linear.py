@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx_cuda
@@ -13,13 +14,8 @@ from mlx.nn.layers.activations import gelu_approx
 from tests.gpu import reference
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side
-from .base import DTYPES, Case, Prepared, Unit, input_sets, tolerance, torch_input_sets
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..timing import TorchEngine
+from ..timing import Side, TorchEngine
+from .base import DTYPES, Case, Prepared, Unit, both_sides, input_sets, tolerance, torch_input_sets
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class LinearCase(Case):
         shapes = [(self.m, self.k), (self.n, self.k), (self.n,)][: 2 + self.bias]
         scales = [1.0, self.k**-0.5, 1.0][: 2 + self.bias]
         inputs = input_sets(shapes, scales, self.dtype)
-        sides = [Side("ours", MlxEngine(), self.ours, inputs), Side("upstream", MlxEngine(), self.upstream(), inputs)]
+        sides = both_sides(self.ours, self.upstream(), inputs)
         if torch:
             sides.append(Side("torch", torch, self.torch(torch.torch), torch_input_sets(torch, shapes, scales, self.dtype)))
 
@@ -72,12 +68,12 @@ class LinearCase(Case):
         return mlx_cuda.linear(x, w, *bias, activation=self.activation)
 
     def upstream(self) -> Callable[..., mx.array]:
-        def product(x: mx.array, w: mx.array, *bias: mx.array) -> mx.array:
+        def matmul(x: mx.array, w: mx.array, *bias: mx.array) -> mx.array:
             return mx.addmm(bias[0], x, w.T) if bias else x @ w.T
 
         if self.activation is None:
-            return product
-        return mx.compile(lambda *arrays: gelu_approx(product(*arrays)))
+            return matmul
+        return mx.compile(lambda *arrays: gelu_approx(matmul(*arrays)))
 
     def torch(self, torch: Any) -> Callable[..., Any]:
         functional = torch.nn.functional

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 from mlx_cuda._recurrence.composed import composed
@@ -12,15 +13,10 @@ from mlx_cuda._recurrence.rules import Call
 from tests.gpu import reference
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side
+from ..timing import MlxEngine, Side, TorchEngine
 from . import short_conv
 from .backward import GRADIENT_TOLERANCE
 from .base import DTYPES, Case, Prepared, Unit, explanation, operation, rotation, tolerance
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..timing import TorchEngine
 
 CHECKED_TOKENS = 512  # of the first sequence's first heads
 
@@ -32,6 +28,7 @@ class LinearAttentionCase(Case):
     compiled, as mlx-lm's trainer has its steps.
     """
 
+    unit: ClassVar[Unit] = "TB/s"
     tokens: int
     batch: int = 1
     channels: bool = False
@@ -45,10 +42,6 @@ class LinearAttentionCase(Case):
     def name(self) -> str:
         kind = ("a decay for each channel" if self.channels else "a decay for each head") + (", backward" if self.backward else "")
         return f"{self.batch} x {self.tokens}, {self.key_heads}/{self.value_heads} heads of {self.size}, {kind}"
-
-    @property
-    def unit(self) -> Unit:
-        return "TB/s"
 
     @property
     def work(self) -> float:
@@ -123,5 +116,5 @@ def cases(*, quick: bool) -> list[LinearAttentionCase | short_conv.ShortConvCase
         return [*layers, *short_conv.cases(quick=quick)]
     few = [LinearAttentionCase(1, batch, channels) for channels in (False, True) for batch in (1, 8, 64, 256)]
     prompts = [LinearAttentionCase(tokens, 1, channels) for channels in (False, True) for tokens in (64, 256, 2048, 32768)]
-    slopes = [LinearAttentionCase(tokens, backward=True) for tokens in (2048, 8192)]
-    return [*few, *prompts, LinearAttentionCase(2048, 8), *slopes, *short_conv.cases(quick=quick)]
+    gradients = [LinearAttentionCase(tokens, backward=True) for tokens in (2048, 8192)]
+    return [*few, *prompts, LinearAttentionCase(2048, 8), *gradients, *short_conv.cases(quick=quick)]

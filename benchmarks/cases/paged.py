@@ -4,40 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import numpy as np
 
-from tests.gpu.support import host, relative_error
-from tests.package import references
-
-from ..timing import MlxEngine, Side
-from .base import DTYPES, Case, Prepared, Unit, input_sets, operation, tolerance
-
-if TYPE_CHECKING:
-    from ..timing import TorchEngine
+from ..timing import MlxEngine, Side, TorchEngine
+from .base import DTYPES, DecodingHeads, Prepared, Unit, both_sides, input_sets, operation, tolerance
 
 
 @dataclass(frozen=True)
-class PagedCase(Case):
+class PagedCase(DecodingHeads):
     """The pages lie in memory in a random order. MLX's side gathers them first; "ours, contiguous" has them in one piece already."""
 
+    unit: ClassVar[Unit] = "TB/s"
     batch: int
     length: int
     page_size: int
-    head_dim: int = 128
-    heads: int = 32
-    kv_heads: int = 8
-    dtype: str = "bfloat16"
 
     @property
     def name(self) -> str:
         return f"pages of {self.page_size}, B={self.batch}, 1 of {self.length}, D={self.head_dim}, {self.heads}/{self.kv_heads} heads"
-
-    @property
-    def unit(self) -> Unit:
-        return "TB/s"
 
     @property
     def work(self) -> float:
@@ -55,7 +42,7 @@ class PagedCase(Case):
         table, lengths = mx.array(order.reshape(self.batch, count)), mx.full((self.batch,), self.length, mx.int32)
         whole = [(q, *(mx.contiguous(self.gathered(each, table)) for each in (k, v))) for q, k, v in inputs]
         mx.eval(table, lengths, whole)
-        scale = self.head_dim**-0.5
+        scale = self.scale
         paged = operation("paged_attention", scale=scale)
 
         def ours(q: mx.array, k_pages: mx.array, v_pages: mx.array) -> Any:
@@ -65,18 +52,12 @@ class PagedCase(Case):
             k, v = (self.gathered(each, table)[:, :, : self.length] for each in (k_pages, v_pages))
             return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale)
 
-        sides = [
-            Side("ours", MlxEngine(), ours, inputs),
-            Side("upstream", MlxEngine(), upstream, inputs),
-            Side("ours, contiguous", MlxEngine(), operation("attention", scale=scale), whole),
-        ]
+        sides = both_sides(ours, upstream, inputs)
+        sides.append(Side("ours, contiguous", MlxEngine(), operation("attention", scale=scale), whole))
 
         def error(result: Any) -> float:
-            """Of the last batch entry, and there of the heads that share the last kv head."""
-            group = self.heads // self.kv_heads
-            q, k, v = (host(each[-1:, -count:]) for each, count in zip(whole[0], (group, 1, 1), strict=True))
-            exact = references.attention(q, k[:, :, : self.length], v[:, :, : self.length], scale=scale)
-            return relative_error(result[-1:, -group:], exact)
+            q, k, v = whole[0]
+            return self.last_error(result, q, k[:, :, : self.length], v[:, :, : self.length])
 
         return Prepared(sides, error, tolerance(self.dtype))
 

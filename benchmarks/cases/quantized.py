@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side
-from .base import DTYPES, Case, Prepared, Unit, explanation, input_sets, operation, rotation, tolerance
-
-if TYPE_CHECKING:
-    from ..timing import TorchEngine
+from ..timing import MlxEngine, Side, TorchEngine
+from .base import DTYPES, Case, Prepared, Unit, both_sides, explanation, input_sets, operation, rotation, tolerance
 
 ROWS = (1, 4, 16, 64, 512, 2048, 8192)  # of every mode
 TILES = (16, 32, 64)  # rows of MLX's kernels, which it compiles for each mode; more rows take several of the last
@@ -113,12 +110,9 @@ class QuantizedCase(Case):
             packed.append((x, *stored.quantize(w + index // len(plain))))  # other bits in each
         mx.eval(packed)
         ours = operation("quantized_matmul", **stored.options)
-        sides = [
-            Side("ours", MlxEngine(), ours, packed, explain=explanation(ours)),
-            Side("upstream", MlxEngine(), lambda x, *parts: mx.quantized_matmul(x, *parts, **stored.options), packed),
-            Side("bf16", MlxEngine(), lambda x, w: x @ w.T, plain),
-            Side("dequantised", MlxEngine(), lambda x, *parts: x @ stored.dequantize(parts, kind).T, packed),
-        ]
+        sides = both_sides(ours, lambda x, *parts: mx.quantized_matmul(x, *parts, **stored.options), packed, explanation(ours))
+        sides.append(Side("bf16", MlxEngine(), lambda x, w: x @ w.T, plain))
+        sides.append(Side("dequantised", MlxEngine(), lambda x, *parts: x @ stored.dequantize(parts, kind).T, packed))
 
         def error(result: mx.array) -> float:
             rng = np.random.default_rng(0)

@@ -4,38 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx_cuda
 
-from tests.gpu.support import host, relative_error
 from tests.package import references
 
-from ..timing import MlxEngine, Side
-from .base import Case, Prepared, Unit, input_sets, rotation, tolerance
+from ..timing import MlxEngine, Side, TorchEngine
+from .base import DecodingHeads, Prepared, Unit, input_sets, rotation, tolerance
 from .quantized import Quantization
-
-if TYPE_CHECKING:
-    from ..timing import TorchEngine
 
 PLAIN = "ours, 16 bit"
 
 
 @dataclass(frozen=True)
-class QuantizedCacheCase(Case):
+class QuantizedCacheCase(DecodingHeads):
     """The last ``queries`` tokens of each sequence."""
 
+    unit: ClassVar[Unit] = "TB/s"
     batch: int
     length: int
     bits: int
     mode: str = "affine"
     group_size: int = 64
     queries: int = 1
-    head_dim: int = 128
-    heads: int = 32
-    kv_heads: int = 8
-    dtype: str = "bfloat16"
 
     @property
     def stored(self) -> Quantization:
@@ -46,10 +39,6 @@ class QuantizedCacheCase(Case):
         size = f"B={self.batch}, {self.queries} of {self.length}, D={self.head_dim}, {self.heads}/{self.kv_heads} heads"
         kind = f"{self.mode}, {self.bits} bit, groups of {self.group_size}" if self.mode == "affine" else self.mode
         return f"{size}, {kind}"
-
-    @property
-    def unit(self) -> Unit:
-        return "TB/s"
 
     @property
     def work(self) -> float:
@@ -64,10 +53,10 @@ class QuantizedCacheCase(Case):
         """``quantized_scaled_dot_product_attention`` of mlx-lm's ``models/base.py``, without a mask."""
         keys, values = ([part[:, :, None] for part in parts] for parts in (cache[:3], cache[3:]))
         options: dict[str, Any] = {"group_size": self.group_size, "bits": self.bits}
-        grouped = (q * self.head_dim**-0.5).reshape(self.batch, self.kv_heads, -1, self.queries, self.head_dim)
-        product: Any = mx.quantized_matmul  # whose types do not let parts through
-        weights = mx.softmax(product(grouped, *keys, transpose=True, **options), axis=-1, precise=True)
-        result: mx.array = product(weights, *values, transpose=False, **options).reshape(q.shape)
+        grouped = (q * self.scale).reshape(self.batch, self.kv_heads, -1, self.queries, self.head_dim)
+        matmul: Any = mx.quantized_matmul  # whose types do not let parts through
+        weights = mx.softmax(matmul(grouped, *keys, transpose=True, **options), axis=-1, precise=True)
+        result: mx.array = matmul(weights, *values, transpose=False, **options).reshape(q.shape)
         return result
 
     def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (it has no such products)
@@ -95,12 +84,10 @@ class QuantizedCacheCase(Case):
             sides.append(Side("upstream", MlxEngine(), self.upstream, sets))
 
         def error(result: mx.array) -> float:
-            """Of the last batch entry, and there of the heads that share the last kv head."""
-            group = self.heads // self.kv_heads
-            q, *cache = (part[-1:, -count:] for part, count in zip(sets[0], (group, *[1] * (2 * parts)), strict=True))
-            k, v = (host(self.stored.dequantize(each, mx.float32)) for each in (tuple(cache[:parts]), tuple(cache[parts:])))
-            seen = references.seen(self.queries, self.length, window=(-1, 0), starts=None, ends=None)
-            return relative_error(result[-1:, -group:], references.attention(host(q), k, v, scale=self.head_dim**-0.5, mask=seen))
+            q, *cache = sets[0]
+            last = [part[-1:, -1:] for part in cache]
+            k, v = (self.stored.dequantize(tuple(each), mx.float32) for each in (last[:parts], last[parts:]))
+            return self.last_error(result, q, k, v, mask=references.seen(self.queries, self.length, window=(-1, 0), starts=None, ends=None))
 
         return Prepared(sides, error, 2 * tolerance(self.dtype), unchecked=(PLAIN,))  # upstream rounds scores and weights on the way
 

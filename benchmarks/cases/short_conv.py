@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import mlx.core as mx
 from mlx.nn.layers.activations import silu
@@ -11,11 +11,8 @@ from mlx.nn.layers.activations import silu
 from tests.gpu import reference
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side
-from .base import DTYPES, Case, Prepared, Unit, explanation, input_sets, operation, tolerance
-
-if TYPE_CHECKING:
-    from ..timing import TorchEngine
+from ..timing import TorchEngine
+from .base import DTYPES, Case, Prepared, Unit, both_sides, explanation, input_sets, operation, tolerance
 
 CHECKED_CHANNELS = 64
 
@@ -29,6 +26,8 @@ def upstream(x: mx.array, weight: mx.array, state: mx.array) -> list[mx.array]:
 class ShortConvCase(Case):
     """That of a layer of Qwen 3 Next."""
 
+    unit: ClassVar[Unit] = "TB/s"
+    primitive: ClassVar[str] = "ShortConvolution"
     tokens: int
     batch: int = 1
     channels: int = 8192
@@ -40,17 +39,9 @@ class ShortConvCase(Case):
         return f"{self.batch} x {self.tokens}, short convolution, {self.channels} channels, {self.taps} taps"
 
     @property
-    def unit(self) -> Unit:
-        return "TB/s"
-
-    @property
     def work(self) -> float:
         rows = self.batch * (2 * self.tokens + 2 * (self.taps - 1)) + self.taps
         return float(DTYPES[self.dtype].size * rows * self.channels)
-
-    @property
-    def primitive(self) -> str:
-        return "ShortConvolution"
 
     def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (torch's own takes one more dimension and no state)
         ours = operation("short_conv", activation="silu")
@@ -69,10 +60,7 @@ class ShortConvCase(Case):
             return max(relative_error(mine[..., some], other) for mine, other in zip(result, exact, strict=True))
 
         explain = explanation(ours)
-        sides = [
-            Side("ours", MlxEngine(), ours_of, inputs, explain=lambda x, weight, state: explain(x, weight, state=state)),
-            Side("upstream", MlxEngine(), upstream, inputs),
-        ]
+        sides = both_sides(ours_of, upstream, inputs, lambda x, weight, state: explain(x, weight, state=state))
         return Prepared(sides, error, tolerance(self.dtype))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import mlx.core as mx
 import mlx_cuda
@@ -13,11 +13,8 @@ from mlx.nn.layers.activations import silu
 from tests.gpu import reference
 from tests.gpu.support import host, relative_error
 
-from ..timing import MlxEngine, Side
-from .base import DTYPES, Case, Prepared, Unit, input_sets, tolerance, torch_input_sets
-
-if TYPE_CHECKING:
-    from ..timing import TorchEngine
+from ..timing import Side, TorchEngine
+from .base import DTYPES, Case, Prepared, Unit, both_sides, input_sets, tolerance, torch_input_sets
 
 
 @mx.compile
@@ -28,6 +25,8 @@ def upstream(gate: mx.array, up: mx.array) -> mx.array:
 
 @dataclass(frozen=True)
 class SwigluCase(Case):
+    unit: ClassVar[Unit] = "TB/s"
+    primitive: ClassVar[str] = "SwiGLU"
     rows: int
     columns: int
     dtype: str = "bfloat16"
@@ -37,21 +36,13 @@ class SwigluCase(Case):
         return f"{self.rows}x{self.columns}"
 
     @property
-    def unit(self) -> Unit:
-        return "TB/s"
-
-    @property
     def work(self) -> float:
         return 3.0 * DTYPES[self.dtype].size * self.rows * self.columns
-
-    @property
-    def primitive(self) -> str:
-        return "SwiGLU"
 
     def prepare(self, torch: TorchEngine | None) -> Prepared:
         shapes, scales = [(self.rows, self.columns)] * 2, [1.0, 1.0]
         inputs = input_sets(shapes, scales, self.dtype)
-        sides = [Side("ours", MlxEngine(), mlx_cuda.swiglu, inputs), Side("upstream", MlxEngine(), upstream, inputs)]
+        sides = both_sides(mlx_cuda.swiglu, upstream, inputs)
         if torch:
             functional = torch.torch.nn.functional
             torch_inputs = torch_input_sets(torch, shapes, scales, self.dtype)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import numpy as np
@@ -14,33 +15,22 @@ import numpy as np
 from tests.gpu.support import host, relative_error
 from tests.package import references
 
-from ..timing import MlxEngine, Side
-from .base import Case, Prepared, Unit, first, input_sets, operation, tolerance, torch_input_sets
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..timing import TorchEngine
+from ..timing import MlxEngine, Side, TorchEngine
+from .base import AttentionHeads, Prepared, Unit, both_sides, first, input_sets, operation, tolerance, torch_input_sets
 
 
 @dataclass(frozen=True)
-class VarlenCase(Case):
+class VarlenCase(AttentionHeads):
     """``sequences`` of random lengths with ``total`` places in all, causal. MLX, and "ours, one by one", get a call for each."""
 
+    unit: ClassVar[Unit] = "TFLOP/s"
     total: int
     sequences: int
     head_dim: int = 128
-    heads: int = 16
-    kv_heads: int = 16
-    dtype: str = "bfloat16"
 
     @property
     def name(self) -> str:
         return f"{self.sequences} sequences of {self.total} in all, D={self.head_dim} causal, {self.heads}/{self.kv_heads} heads"
-
-    @property
-    def unit(self) -> Unit:
-        return "TFLOP/s"
 
     @cached_property
     def bounds(self) -> np.ndarray[Any, Any]:
@@ -64,11 +54,8 @@ class VarlenCase(Case):
 
         single = operation("attention", scale=scale, mask="causal")
         fused = partial(mx.fast.scaled_dot_product_attention, scale=scale, mask="causal")
-        sides = [
-            Side("ours", MlxEngine(), ours, inputs),
-            Side("upstream", MlxEngine(), partial(self.one_by_one, fused), inputs),
-            Side("ours, one by one", MlxEngine(), partial(self.one_by_one, single), inputs),
-        ]
+        sides = both_sides(ours, partial(self.one_by_one, fused), inputs)
+        sides.append(Side("ours, one by one", MlxEngine(), partial(self.one_by_one, single), inputs))
         if torch:
             torch_inputs = torch_input_sets(torch, shapes, [1.0] * 3, self.dtype)
             sides.append(Side("torch varlen", torch, partial(self.torch_varlen, torch.torch, longest), torch_inputs))

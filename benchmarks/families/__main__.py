@@ -14,6 +14,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,6 @@ from ..result_file import write
 from .judging import BEGINS, summary, worse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .walk import Lengths
 
 CHECKOUT = Path(__file__).parents[2]

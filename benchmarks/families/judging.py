@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Any
 
 BEGINS = "side: "  # before a side's name on stderr
 # A patched model rounds otherwise, so its error may be somewhat larger than upstream's, and one that is tiny may be several times as large.

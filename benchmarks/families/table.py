@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from ..cells import markdown, shown
+from ..record import FORMER
 from .judging import worse
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 QUIET = 2  # modules at a time
 CACHES = {
@@ -29,7 +28,7 @@ def _times(entry: Mapping[str, Any], part: str) -> list[str]:
 
 def _engines(entry: Mapping[str, Any]) -> str:
     """Of the prompt, and of a step if it has others."""
-    prompt, step = (", ".join(sorted(entry["engines"][part])) for part in ("prompt", "step"))
+    prompt, step = (", ".join(sorted(FORMER.get(each, each) for each in entry["engines"][part])) for part in ("prompt", "step"))
     return shown(prompt if prompt == step else f"{prompt or 'none'}; decode: {step or 'none'}")
 
 

@@ -7,10 +7,11 @@ import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -22,9 +23,6 @@ from ..record import MOST_ERROR_CHARACTERS
 from ..requests import Request, serve
 from .judging import BEGINS
 from .sizes import LEFT_OUT, VOCABULARY, arguments
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 SIDES = ("upstream", "patched")
 REQUESTS = ((40, 12), (7, 20), (90, 16))  # tokens of a prompt, and to generate

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from ..cells import duration, markdown, memory_share, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..record import CaseResult, Results
+from ..record import CaseResult, Results
 
 State = Literal["met", "within the noise", "missed", "not measured"]
 

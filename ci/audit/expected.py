@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from difflib import ndiff
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.requirements import Requirement
 
 from ..build.description import dynamic_metadata
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from ..wheelfile.wheel import Wheel
+from ..wheelfile.wheel import Wheel
 
 GENERATOR = re.compile(r"^Generator: scikit-build-core \d+(\.\d+)*$", re.MULTILINE)
 LONGEST, MOST = 160, 20  # characters of a line that is shown, and such lines

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ..errors import EnvironmentProblem
 from ..files import tomllib
 from ..matrix import REPOSITORY, Compilers, Library, Matrix, Platform, Targets, load
+from ..wheelfile.wheel import Wheel
 from . import expected
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from ..wheelfile.wheel import Wheel
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, distributions
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
@@ -13,8 +14,6 @@ from ..errors import EnvironmentProblem
 from ..wheelfile.binary import BinaryError, elf
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ..matrix import Platform
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from ..matrix import REPOSITORY, load
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Code, which is passed over; or what stands before the target of a link or a picture, in Markdown or in HTML, and one without a scheme.
 _LINKS = re.compile(

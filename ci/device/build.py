@@ -7,20 +7,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import FrameType
 
 from ..errors import CheckFailed
 from . import compilers, manifest, plan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-    from types import FrameType
-
-    from .store import Store
+from .store import Store
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,14 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .. import matrix, toolkit
 from ..errors import CheckFailed, EnvironmentProblem
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)

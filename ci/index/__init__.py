@@ -9,22 +9,17 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
-from pypi_simple import PYPI_SIMPLE_ENDPOINT, ProjectStatus
+from packaging.version import Version
+from pypi_simple import PYPI_SIMPLE_ENDPOINT, DistributionPackage, ProjectStatus
 
 from ..console import visible
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256, whole
 from .client import Client
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from packaging.version import Version
-    from pypi_simple import DistributionPackage
 
 
 @dataclass(frozen=True)

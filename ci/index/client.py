@@ -10,10 +10,11 @@ import codecs
 import json
 import threading
 import time
+from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass
 from email.message import Message
-from typing import IO, TYPE_CHECKING
+from typing import IO
 from urllib.parse import urlsplit
 
 import requests
@@ -24,9 +25,6 @@ from urllib3.exceptions import HTTPError, InvalidHeader, ProtocolError, ReadTime
 
 from ..console import say, visible
 from ..errors import EnvironmentProblem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 JSON, HTML = "application/vnd.pypi.simple.v1+json", ("application/vnd.pypi.simple.v1+html", "text/html")
 ACCEPT = f"{JSON}, {HTML[0]};q=0.2, {HTML[1]};q=0.01"

@@ -8,10 +8,12 @@ moves. All of it is computed before the first file is written. Whether it works 
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
@@ -25,13 +27,9 @@ from ..release.version import PACKAGE, PROJECT
 from ..toolkit import roots
 from . import tools
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterable, Mapping
-
-    Resolve = Callable[[roots.Root], str]  # a root to the text of its lock
-    Relock = Callable[[str, Iterable[Requirement]], Mapping[Path, str]]  # a pyproject.toml and the pins to keep, to the tools' locks
-    Available = Callable[[str], Mapping[Version, set[str]]]  # a package to its versions, each with the platforms that have a wheel
+Resolve = Callable[[roots.Root], str]  # a root to the text of its lock
+Relock = Callable[[str, Iterable[Requirement]], Mapping[Path, str]]  # a pyproject.toml and the pins to keep, to the tools' locks
+Available = Callable[[str], Mapping[Version, set[str]]]  # a package to its versions, each with the platforms that have a wheel
 
 MATRIX = Path("ci/matrix/matrix.toml")
 TOOLKITS = Path("ci/toolkit/locks/toolkits.toml")

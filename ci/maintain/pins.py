@@ -7,20 +7,17 @@ ref of its own leads there), and the version beside it is no mere word. A tag th
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .. import process
 from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import REPOSITORY
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable
 
 WORKFLOWS = REPOSITORY / ".github" / "workflows"
 SERVER = "https://github.com"

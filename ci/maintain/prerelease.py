@@ -6,16 +6,13 @@ It is the newest version after the pinned one that all of MLX's packages have fo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import argparse
 
 from packaging.version import Version
 
 from .. import matrix
 from ..console import say
 from . import bump
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def coming(pinned: str, versions: set[Version]) -> str:

@@ -8,14 +8,16 @@ Exit codes: 0 ok, 1 a kernel asks for more than a GPU has, 2 usage or environmen
 
 from __future__ import annotations
 
+import argparse
 import io
 import re
 import struct
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
@@ -23,10 +25,6 @@ from ..device import plan, store
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import tomllib, whole
 from ..matrix import REPOSITORY, architecture_order
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Iterator, Sequence
 
 GPUS = REPOSITORY / "ci" / "matrix" / "gpus.toml"
 REGION = re.compile(r"(<!-- results: (gpus|resources) -->\n).*?(<!-- end of results -->)", re.DOTALL)

@@ -10,8 +10,8 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from packaging.dependency_groups import resolve_dependency_groups
 from packaging.requirements import Requirement
@@ -20,9 +20,6 @@ from packaging.version import Version
 from ..files import tomllib
 from ..matrix import load
 from ..toolkit import uv
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 FOLDER = Path("requirements")
 AGE = "7 days"

@@ -7,23 +7,18 @@ says what they are good for.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import whole
 from ..matrix import load
 from ..repair.sbom.archive import insert, source_date_epoch
-from ..wheelfile.wheel import read
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable
-
-    from ..wheelfile.wheel import Wheel
+from ..wheelfile.wheel import Wheel, read
 
 SCHEMA = "https://variants-schema.wheelnext.dev/peps/850/v0.2.0.json"
 NAMESPACE = "nvidia"

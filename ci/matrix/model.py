@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..errors import EnvironmentProblem
-
-if TYPE_CHECKING:
-    from .targets import Device
+from .targets import Device
 
 System = Literal["linux", "windows"]
 

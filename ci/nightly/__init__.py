@@ -6,6 +6,7 @@ server can hand it out. docs/factory/nightly.md says how to install from it.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import tempfile
@@ -17,8 +18,6 @@ from ..build.description import address
 from ..errors import CheckFailed, EnvironmentProblem
 
 if TYPE_CHECKING:
-    import argparse
-
     from .wheels import Nightly
 
 KEEP = 7  # nights

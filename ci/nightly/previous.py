@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+from packaging.version import Version
 
 from ..console import say
 from ..errors import CiError, EnvironmentProblem
 from ..index import Index, Remote
 from ..matrix import load
 from .wheels import Nightly, examine, named
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from packaging.version import Version
 
 
 def nights(url: str, folder: Path, *, before: Version, most: int, room: int) -> list[Nightly]:

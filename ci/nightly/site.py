@@ -7,14 +7,13 @@ by name.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..matrix import load
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from .wheels import Nightly
 
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -16,9 +16,6 @@ from ..files import sha256
 from ..matrix import load
 from ..release.dist import judged
 from ..wheelfile.wheel import read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STAMP = "%Y%m%d%H%M"
 

@@ -132,7 +132,8 @@ def _check(args: argparse.Namespace) -> int:
     from . import check
     from .dependencies import dependencies, of_wheel, oldest_python
     from .dist import agree, complete, settle
-    from .standing import against, plan, report
+    from .standing import against, report
+    from .upload import plan
     from .version import current
 
     dist = complete(args.dist, expected=current(REPOSITORY))
@@ -164,7 +165,8 @@ def _publish(args: argparse.Namespace) -> int:
     """
     from ..index import named
     from .dist import complete
-    from .publish import Limits, publish
+    from .publish import publish
+    from .upload import Limits
 
     dist, index, limits = complete(args.dist), named(args.index), Limits(upload=args.timeout)
     held = {"manifest_path": args.manifest, "digest": args.sha256}

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator
 
 from .. import console, process
 from ..audit import Violation, audit_wheel, disagreements
 from ..audit.checks import CHECKS, SAME_METADATA
 from ..matrix import load
 from ..wheelfile.wheel import read
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from .dist import Dist
+from .dist import Dist
 
 # Checks of the audit, by their ids, that read toolkit roots of every platform.
 ROOT_CHECKS = ("provider", "symbols")

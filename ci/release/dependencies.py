@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from email.message import Message
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from .. import console, process
+from ..audit import Violation
 from ..errors import CheckFailed
-from ..matrix import load
+from ..matrix import Platform, load
 from ..toolkit import uv
 from .standing import finding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from email.message import Message
-
-    from ..audit import Violation
-    from ..matrix import Platform
 
 
 def of_wheel(metadata: Message) -> dict[str, list[Requirement]]:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from .. import gh
+from ..audit import Violation
 from ..build.description import address
 from ..matrix import load
 from .standing import finding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..audit import Violation
 
 RUNNER = "MLX_CUDA_GPU_RUNNER"
 WHERE = "docs/factory/releasing.md, What an owner sets up once"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ..build.description import absolute, address
 from ..errors import CheckFailed
@@ -10,11 +10,7 @@ from ..files import whole
 from ..matrix import load
 from ..wheelfile.wheel import read
 from . import changelog
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .dist import Dist
+from .dist import Dist
 
 
 def write(dist: Dist, output: Path) -> list[Path]:

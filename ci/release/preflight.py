@@ -5,26 +5,22 @@ Everything that the checkout, the index and GitHub can tell. What the wheels alo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from ..audit import Violation
 from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import tomllib
-from ..index import named
+from ..index import Index, named
 from ..matrix import REPOSITORY, load
 from . import changelog, github
 from .dependencies import dependencies, oldest_python
 from .standing import against, finding, report
 from .version import PROJECT, current
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ..audit import Violation
-    from ..index import Index
 
 RESUME = "if a run was interrupted over it, “Re-run failed jobs” of that run; otherwise the next number"
 

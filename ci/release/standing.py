@@ -1,8 +1,8 @@
-"""What stands on an index against a release, what of it is still to be uploaded, and how findings are told."""
+"""What stands on an index against a release, and how findings are told."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
@@ -13,10 +13,7 @@ from ..matrix import REPOSITORY, load
 from .version import tagged
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
     from ..index import Index, Remote
-    from .dist import Dist, Entry
 
 
 def finding(check: str, message: str, cure: str) -> Violation:
@@ -54,32 +51,6 @@ def report(findings: Sequence[Violation]) -> None:
     """CheckFailed with every finding, if there are any."""
     if findings:
         raise CheckFailed("\n  ".join(["this release may not go out:", *map(str, findings)]))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What an upload has to do, decided from the bytes that the index has."""
-
-    present: tuple[Entry, ...]  # on the index, the same to the byte
-    missing: tuple[Entry, ...]  # in the order in which they go
-
-
-def plan(dist: Dist, files: Sequence[Remote]) -> Plan:
-    """CheckFailed where the index has other bytes under a name of this release, and foreign or yanked files of its version."""
-    there = {remote.name: remote for remote in files}
-    problems = [
-        f"{entry.name}: the index has other bytes, sha256 {there[entry.name].sha256}, expected {entry.sha256}"
-        for entry in dist.entries
-        if entry.name in there and there[entry.name].sha256 != entry.sha256
-    ]
-    foreign = {remote.name for remote in files if remote.version == dist.version} - {entry.name for entry in dist.entries}
-    problems += [f"{name}: is on the index under {dist.version}, but no file of this release" for name in sorted(foreign)]
-    if problems:
-        cure = "an index never takes other bytes under a name that was used: find out whose files these are, and release a new version"
-        raise CheckFailed("\n  ".join([f"version {dist.version} is on the index already, and differs:", *problems, f"cure: {cure}"]))
-    refuse_yanked(dist.version, files)
-    present, missing = (tuple(entry for entry in dist.entries if (entry.name in there) is wanted) for wanted in (True, False))
-    return Plan(present, missing)
 
 
 def refuse_yanked(version: Version, files: Sequence[Remote]) -> None:

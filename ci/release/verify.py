@@ -11,7 +11,9 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,9 +30,6 @@ from .dist import complete, read_manifest
 from .standing import refuse_yanked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from email.message import Message
-
     from packaging.version import Version
 
     from ..index import Index

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from packaging.version import VERSION_PATTERN, InvalidVersion, Version
 
@@ -13,9 +13,6 @@ from .. import process
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import tomllib, whole
 from ..matrix import load
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PROJECT = Path("pyproject.toml")
 PACKAGE = Path("python/mlx_cuda/_version.py")

@@ -8,11 +8,13 @@ SOURCE_DATE_EPOCH, or else the newest one in the wheel: the same wheel gives the
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,9 +26,6 @@ from . import sbom
 from .sbom.archive import source_date_epoch
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator, Mapping
-
     from ..wheelfile.wheel import Wheel
 
 OUTPUT = Path("wheelhouse")

@@ -6,22 +6,18 @@ import hashlib
 import json
 import zipfile
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..matrix import architecture_order
 from ..wheelfile.binary import fatbin
 from ..wheelfile.facts import ModuleFacts, WheelFacts, facts, highest
-from ..wheelfile.wheel import DEVICE
+from ..wheelfile.wheel import DEVICE, Wheel
 from . import slots
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from ..wheelfile.wheel import Wheel
-    from .slots import Slot
+from .slots import Slot
 
 FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI", "GCC")
 

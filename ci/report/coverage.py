@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ..matrix import architecture_order, capability
+from ..matrix import Targets, architecture_order, capability
+from . import contents
 from .contents import Label
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from ..matrix import Targets
-    from . import contents
 
 # What a reader calls a compute capability.
 GPUS = {

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, get_args
+from pathlib import Path, PurePosixPath
+from typing import get_args
 
 from ..audit.checks.libraries import Kind, Supplier, supplier
-from ..audit.policy import for_wheel
+from ..audit.policy import Policy, for_wheel
 from ..audit.systems import manylinux
 from ..errors import EnvironmentProblem
+from ..matrix import Targets
 from ..wheelfile.facts import newest
-from ..wheelfile.wheel import read
+from ..wheelfile.wheel import Wheel, read
 from . import change, coverage, slots, verdict
 from .contents import FAMILIES, Code, Contents, examine
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from ..audit.policy import Policy
-    from ..matrix import Targets
-    from ..wheelfile.wheel import Wheel
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ index, of which only names and sizes are asked.
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,9 +20,6 @@ from ..errors import EnvironmentProblem
 from . import slots
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Mapping, Sequence
-
     from ..wheelfile.facts import WheelFacts
 
 NEWEST = "newest"

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 from ..audit import Violation, disagreements
 from ..audit.checks import ACROSS, CHECKS
+from ..audit.policy import Policy
 from ..errors import EnvironmentProblem
 from ..matrix import REPOSITORY
-from ..wheelfile.wheel import MANIFEST
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..audit.policy import Policy
-    from ..wheelfile.wheel import Wheel
+from ..wheelfile.wheel import MANIFEST, Wheel
 
 
 @dataclass(frozen=True)

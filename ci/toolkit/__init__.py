@@ -6,13 +6,12 @@ the CMake configure step asks it in the build environment; what installing needs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .roots import root_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ci.matrix import Platform
 
     from .provision import Installed

@@ -10,18 +10,13 @@ import filecmp
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ci import matrix
 from ci.errors import CheckFailed
 
-from . import stub
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from . import implib
+from . import implib, stub
 
 # Where the wheels put things, relative to site-packages: CUDA 12 a folder per library, CUDA 13 one for all; auditwheel's *.libs.
 _INCLUDES = ("nvidia/*/include", "nvidia/*/include/cccl", "mlx/include", "include")

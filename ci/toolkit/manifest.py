@@ -37,12 +37,12 @@ def write(root: Path, description: dict[str, str | int]) -> None:
     The digest of a file that came out of a wheel is the one that the wheel's RECORD states (the wheel itself was checked against the
     lock), so that gigabytes need not be hashed once more, and ``verify`` compares with what was published. Other files are hashed.
     """
-    recorded = _recorded(root / "site")
+    listed = _listed(root / "site")
     entries = {}
     for name in sorted(_walk(root)):
         path = root / name
         stat = path.stat()  # the hard links in include/ and lib/ are the recorded file too
-        entry = recorded.get((stat.st_dev, stat.st_ino)) or Entry(stat.st_size, sha256(path))
+        entry = listed.get((stat.st_dev, stat.st_ino)) or Entry(stat.st_size, sha256(path))
         entries[name] = {"size": entry.size, "sha256": entry.sha256}
     with (root / NAME).open("w", encoding="utf-8") as file:
         json.dump({**description, "files": entries}, file, indent=1)
@@ -50,7 +50,7 @@ def write(root: Path, description: dict[str, str | int]) -> None:
         os.fsync(file.fileno())
 
 
-def _recorded(site: Path) -> dict[tuple[int, int], Entry]:
+def _listed(site: Path) -> dict[tuple[int, int], Entry]:
     """The entries of all ``*.dist-info/RECORD`` below ``site``, by the file's identity."""
     found = {}
     for record in site.glob("*.dist-info/RECORD"):

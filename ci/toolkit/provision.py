@@ -11,23 +11,19 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import filelock
 
 from ci import console
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.files import patiently
+from ci.matrix import Platform
 
 from . import layout, lock, manifest, roots, uv
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ci.matrix import Platform
 
 
 @dataclass(frozen=True)

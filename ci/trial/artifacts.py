@@ -8,9 +8,10 @@ from __future__ import annotations
 import shutil
 import zipfile
 import zlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
+from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 
 from ..audit import audit_wheel
@@ -18,11 +19,6 @@ from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import load
 from ..wheelfile import archive
 from . import actions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from packaging.tags import Tag
 
 
 def obtain(target: str, folder: Path, *, repository: str | None = None) -> list[Path]:

@@ -9,8 +9,10 @@ has each symbol version they need, and that their static initialisers run. Nothi
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -20,9 +22,6 @@ from ..matrix import load as matrix
 from . import variables
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-
     from ..wheelfile.wheel import Wheel
 
 # Runs where nothing is installed, on any Python 3. One older than the wheel's lacks some of the stable ABI: a stand-in has it.

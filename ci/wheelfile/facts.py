@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from ..matrix import architecture_order
 from .binary import Binary, fatbin
-
-if TYPE_CHECKING:
-    from .wheel import Wheel
+from .wheel import Wheel
 
 
 @dataclass(frozen=True)

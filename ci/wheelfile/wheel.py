@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email import message_from_string
+from email.message import Message
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, NormalizedName, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from ..errors import CheckFailed, EnvironmentProblem
-from ..matrix import load
+from ..matrix import System, load
 from . import archive
 from .binary import Binary, BinaryError, parse
-
-if TYPE_CHECKING:
-    import zipfile
-    from collections.abc import Mapping
-    from email.message import Message
-    from pathlib import Path
-
-    from packaging.requirements import Requirement
-    from packaging.tags import Tag
-    from packaging.version import Version
-
-    from ..matrix import System
 
 DEVICE = f"{load().module}/device/"  # the folder of device code, whose files are fatbins
 MANIFEST = f"{DEVICE}manifest.json"  # and this one

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 
-from . import _doctor, _run
+from . import _doctor, _explain_command, _run
 from ._check import command as check
 from ._tuning import command as tune
 from ._version import __version__
@@ -20,6 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _doctor.add_to(subparsers)
     check.add_to(subparsers)
+    _explain_command.add_to(subparsers)
     tune.add_to(subparsers)
     _run.add_to(subparsers)
     args = parser.parse_args(argv)

@@ -3,33 +3,60 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import mlx.core as mx
 
-from ._common.arrays import require_arrays, resolve
+from ._common.arrays import StreamOrDevice, require_arrays, resolve
 from ._common.choice import Choice
+from ._common.errors import WrongType
 from ._loader import native
-from ._loader.replacing import Prepared, in_place_of
-
-if TYPE_CHECKING:
-    from ._common.arrays import StreamOrDevice
+from ._loader.replacing import in_place_of
+from ._operation import Call
 
 upstream_all_sum = mx.distributed.all_sum
 
 
-@in_place_of(upstream_all_sum)
-def patched_all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> Prepared | None:
+@dataclass
+class SumCall(Call[mx.array]):
+    """A call of :func:`all_sum`. Whether GPUs reach each other turns out where it is computed, as the other processes are asked then."""
+
+    x: mx.array
+    group: Any | None
+    stream: mx.Stream
+    engine: native.Engine | str
+
+    @cached_property
+    def choice(self) -> Choice:  # type: ignore[override]  # found only where somebody asks
+        if isinstance(self.engine, str):
+            return Choice("mlx", self.engine)
+        reason = self.engine.module.all_sum_refusal(self.x, _processes(self.group))
+        return Choice("mlx", reason) if reason else Choice("peers", "few enough GPUs, if they reach each other's memory")
+
+    def result(self) -> mx.array:
+        found = None if isinstance(self.engine, str) else self.engine.module.all_sum(self.x, _processes(self.group), self.stream)
+        return upstream_all_sum(self.x, group=self.group, stream=self.stream) if found is None else found
+
+    def kernel(self) -> str:
+        return "all_sum" if self.choice.engine == "peers" else ""
+
+
+def _processes(group: Any | None) -> Any:
+    return mx.distributed.init() if group is None else group
+
+
+def prepare(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> SumCall:
+    """A call, which is not cached, as other processes are asked."""
+    require_arrays("all_sum", x=x)
+    if not (group is None or isinstance(group, mx.distributed.Group)):
+        raise WrongType(f"[all_sum] group must be an mlx.core.distributed.Group, got {type(group).__name__}.")
     on = resolve(stream)
-    engine = native.engine(on)
-    if isinstance(engine, str) or not isinstance(x, mx.array) or not (group is None or isinstance(group, mx.distributed.Group)):
-        return None
+    return SumCall(x, group, on, native.engine(on))
 
-    def compute() -> mx.array:
-        found = engine.module.all_sum(x, mx.distributed.init() if group is None else group, on)
-        return upstream_all_sum(x, group=group, stream=stream) if found is None else found
 
-    return Prepared(compute)
+patched_all_sum = in_place_of(upstream_all_sum, lambda call: not isinstance(call.engine, str))(prepare)
 
 
 def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> mx.array:
@@ -51,15 +78,9 @@ def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = N
     return patched_all_sum(x, group=group, stream=stream)
 
 
+vars(all_sum).update(prepare=prepare)
+
+
 def several_processes() -> bool:
     """Whether ``mlx.launch`` has started this process beside others, as NCCL's groups need."""
     return os.environ.get("MLX_WORLD_SIZE", "1") != "1"
-
-
-def explain(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> Choice:
-    """Which way a sum goes; asks nobody else, so not whether GPUs reach each other."""
-    require_arrays("all_sum", x=x)
-    if isinstance(engine := native.engine(resolve(stream)), str):
-        return Choice("mlx", engine)
-    reason = engine.module.all_sum_refusal(x, mx.distributed.init() if group is None else group)
-    return Choice("mlx", reason) if reason else Choice("peers", "few enough GPUs, if they reach each other's memory", "all_sum")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import mlx.core as mx
 
 from ._all_sum import several_processes
-from ._common.arrays import resolve
+from ._common.arrays import StreamOrDevice, resolve
 from ._common.choice import OLDEST_GPU, Choice, sm
 from ._invariant.state import setting
 from ._loader import native
@@ -17,16 +20,69 @@ from ._mlx_lm.copies import package_of
 from ._mlx_lm.models import decoding_of, is_step, step_of
 from ._mlx_lm.places import left_alone
 from ._mlx_lm.wrapped import not_replaying
+from ._operation import Call
 from ._patch import our_products
 from ._replay.errors import NotReplayed
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ._common.arrays import StreamOrDevice
-
 _lock = threading.RLock()
 INVARIANT = "patch(batch_invariant=True) is on, and steps have kernels of their own"
+
+
+@dataclass
+class StepCall(Call[Any]):
+    """A call of :func:`decode_step`. Who computes it follows from what the model's steps came to before, so that it is told of the model
+    alone; and it changes its caches, so it is neither cached nor part of another graph.
+    """
+
+    model: Any
+    tokens: Any = None
+    cache: Any = None
+    stream: StreamOrDevice = None
+
+    @cached_property
+    def choice(self) -> Choice:  # type: ignore[override]  # found only where somebody asks
+        if setting.on:
+            return Choice("mlx", INVARIANT)
+        state = decoding_of(self.model)
+        if not state.captures:
+            reason = state.reason or "this thread has no recording of it: another has, or it was let go of"
+            others = left_alone(package_of(type(self.model)))
+            unknown = [f"left alone, as their code is not known: {', '.join(others)}"] if others else []
+            return Choice("mlx", "; ".join([not_replaying(self.model) or reason, *unknown]))
+        return Choice("replay", f"its step was recorded: {state.captures[0].step.nodes} nodes in one launch")
+
+    def kernel(self) -> str:
+        """What a captured step consists of."""
+        if self.choice.engine != "replay":
+            return ""
+        return ", ".join(f"{count} {name}" for name, count in decoding_of(self.model).captures[0].step.primitives.items())
+
+    def result(self) -> Any:
+        model, tokens, cache = self.model, self.tokens, self.cache
+        if setting.on:
+            raise ValueError(f"[decode_step] The step cannot be replayed: {INVARIANT}.")
+        on = resolve(self.stream)
+        with mx.stream(on):
+            if mx.cuda.is_available():
+                native.load()
+            if not is_step(tokens, cache):
+                raise ValueError(
+                    f"[decode_step] It takes tokens [B, 1] and a list of caches, on a CUDA GPU, got {_described(tokens, cache)}."
+                )
+            engine = native.engine(on)
+            if not isinstance(engine, str) and engine.capability < OLDEST_GPU:
+                raise ValueError(f"[decode_step] Steps are replayed on GPUs from {sm(OLDEST_GPU)} on, got {sm(engine.capability)}.")
+            try:
+                for each in cache:
+                    kind_of(each)
+            except NotReplayed as reason:
+                raise ValueError(f"[decode_step] The step cannot be replayed: {reason}.") from reason
+            before, function = standing(cache, updated=True), type(model).__call__
+            logits, state = step_of(model, _with_ours(getattr(function, "unpatched", function)), tokens, cache, {}, at_once=True)
+            if state.reason and not several_processes():
+                put_back(cache, before)
+                raise ValueError(f"[decode_step] The step cannot be replayed: {state.reason}.")
+            return logits
 
 
 def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: StreamOrDevice = None) -> mx.array:
@@ -52,28 +108,8 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
     The first call runs the step as it is and records it: that takes as long as a few steps. Under :func:`patch` models replay their steps
     by themselves; :func:`explain` with this function and the model says whether.
     """
-    if setting.on:
-        raise ValueError(f"[decode_step] The step cannot be replayed: {INVARIANT}.")
-    on = resolve(stream)
-    with mx.stream(on):
-        if mx.cuda.is_available():
-            native.load()
-        if not is_step(tokens, cache):
-            raise ValueError(f"[decode_step] It takes tokens [B, 1] and a list of caches, on a CUDA GPU, got {_described(tokens, cache)}.")
-        engine = native.engine(on)
-        if not isinstance(engine, str) and engine.capability < OLDEST_GPU:
-            raise ValueError(f"[decode_step] Steps are replayed on GPUs from {sm(OLDEST_GPU)} on, got {sm(engine.capability)}.")
-        try:
-            for each in cache:
-                kind_of(each)
-        except NotReplayed as reason:
-            raise ValueError(f"[decode_step] The step cannot be replayed: {reason}.") from reason
-        before, function = standing(cache, updated=True), type(model).__call__
-        logits, state = step_of(model, _with_ours(getattr(function, "unpatched", function)), tokens, cache, {}, at_once=True)
-        if state.reason and not several_processes():
-            put_back(cache, before)
-            raise ValueError(f"[decode_step] The step cannot be replayed: {state.reason}.")
-        return logits  # type: ignore[no-any-return]
+    result: mx.array = StepCall(model, tokens, cache, stream).result()
+    return result
 
 
 def _with_ours(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,16 +127,4 @@ def _described(tokens: Any, cache: Any) -> str:
     return f"{shape} and a cache of type {type(cache).__name__} on {mx.default_device()}"
 
 
-def explain(model: Any) -> Choice:
-    """Whether the model's steps are replayed, and how many of what a step consists of."""
-    if setting.on:
-        return Choice("mlx", INVARIANT)
-    state = decoding_of(model)
-    if not state.recordings:
-        reason = state.reason or "this thread has no recording of it: another has, or it was let go of"
-        others = left_alone(package_of(type(model)))
-        unknown = [f"left alone, as their code is not known: {', '.join(others)}"] if others else []
-        return Choice("mlx", "; ".join([not_replaying(model) or reason, *unknown]))
-    recorded = state.recordings[0].step
-    parts = ", ".join(f"{count} {name}" for name, count in recorded.primitives.items())
-    return Choice("replay", f"its step was recorded: {recorded.nodes} nodes in one launch", parts)
+vars(decode_step).update(prepare=StepCall)

@@ -1,41 +1,22 @@
-"""Who computes a call, and why, for all operations that have a choice."""
+"""Who computes a call, and why, for all operations."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import Any, cast, overload
 
-from . import _all_sum, _decode_step
+import mlx.core as mx
+
 from ._attention.attention import attention
-from ._attention.paged import paged_attention
-from ._attention.quantized import quantized_attention
-from ._attention.varlen import attention_varlen
-from ._matmul.fp8 import fp8_matmul
-from ._matmul.gather import gather_mm, gather_qmm
-from ._matmul.grouped import grouped_matmul
-from ._matmul.linear import linear
-from ._matmul.quantized import quantized_matmul
-from ._recurrence.gated_delta import gated_delta
-from ._recurrence.short_conv import short_conv
-from ._recurrence.ssd import ssd
-from ._swiglu import swiglu
+from ._common.choice import Choice, EngineName
+from ._decode_step import decode_step
+from ._operation import Call
+from ._operations import OPERATIONS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import mlx.core as mx
-
-    from ._common.choice import Choice, EngineName
-
-OPERATIONS: tuple[Any, ...] = (
-    attention, attention_varlen, paged_attention, quantized_attention, linear, swiglu, quantized_matmul, gather_mm, gather_qmm,
-    grouped_matmul, fp8_matmul, gated_delta, ssd, short_conv,
-)  # fmt: skip
-
-
-RETIRED = {"mlx": "upstream", "fallback": "composed"}  # what engines were called before 0.32.4.1
+EXPLAINED = (*OPERATIONS.values(), decode_step)
+RETIRED = {"mlx": "upstream", "fallback": "composed", "small_m": "skinny", "gemv": "small"}  # what engines were called before 0.32.4.1
 
 
 class _Engine(str):
@@ -51,19 +32,6 @@ class _Engine(str):
 
     def __ne__(self, other: object) -> bool:
         return not self == other
-
-
-def _prepared(operation: Any, *arguments: Any, **options: Any) -> Choice:
-    call = operation.prepare(*arguments, **options)
-    found: Choice = replace(call.choice, kernel=call.kernel())
-    return found
-
-
-RULES: dict[Callable[..., Any], Callable[..., Choice]] = {
-    **{operation: partial(_prepared, operation) for operation in OPERATIONS},
-    _decode_step.decode_step: _decode_step.explain,
-    _all_sum.all_sum: _all_sum.explain,
-}
 
 
 @overload
@@ -84,9 +52,10 @@ def explain(*arguments: Any, **options: Any) -> Choice:
 
     Returns:
         ``engine`` names it and ``reason`` the rule: what speaks for the engine, or against those that come before it. Engines of attention:
-        ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"skinny"`` (our kernels
-        for few rows), ``"small"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles of the
-        weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of :func:`swiglu`: ``"fused"`` (our kernel).
+        ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"small_m"`` (our kernels
+        for few rows), ``"gemv"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles of the
+        weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of :func:`swiglu`, :func:`quantize_fp8` and
+        :func:`paged_cache_update`: ``"fused"`` (our kernel).
         Of linear attention: ``"recurrent"`` (our kernels that go from token to token) and ``"chunked"`` (those for prompts); of the
         convolution before it ``"direct"``. Of sums over GPUs: ``"peers"`` (our kernel, where they reach each other's memory). Of all:
         ``"mlx"`` (MLX's own function) and ``"fallback"`` (MLX's operations). Of decoding steps: ``"replay"`` (recorded, ``kernel``
@@ -99,8 +68,8 @@ def explain(*arguments: Any, **options: Any) -> Choice:
     if not arguments or not callable(arguments[0]):
         arguments = (attention, *arguments)
     operation, *rest = arguments
-    if operation not in RULES:
-        known = ", ".join(f"mlx_cuda.{known.__name__}" for known in RULES)
+    if operation not in EXPLAINED:
+        known = ", ".join(f"mlx_cuda.{known.__name__}" for known in EXPLAINED)
         raise ValueError(f"[explain] The operation must be one of {known}, got {getattr(operation, '__name__', operation)}.")
-    choice = RULES[operation](*rest, **options)
-    return replace(choice, engine=cast("EngineName", _Engine(choice.engine)))
+    call: Call[Any] = operation.prepare(*rest, **options)
+    return replace(call.choice, engine=cast("EngineName", _Engine(call.choice.engine)), kernel=call.kernel())

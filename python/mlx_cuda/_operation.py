@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import mlx.core as mx
 
+from ._common.choice import Choice
+from ._loader import native
 from ._loader.graph_cache import cached, growing
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ._common.choice import Choice
-
+COMPOSED = ("fallback", "mlx")  # engines that are MLX's operations
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -40,15 +38,20 @@ class Call(Protocol[R_co]):
         return ""
 
 
-@dataclass(slots=True)
 class DirectCall(Call[R]):
-    """A call of one function of the native module, or of the same of MLX's operations."""
+    """A call of the native module's function of this name; of MLX's operations where these are chosen, or there is no module."""
 
-    choice: Choice
-    native: Callable[..., R] | None  # if that computes it
-    composed: Callable[..., R]
-    arguments: tuple[Any, ...]  # of either
-    stream: mx.Stream
+    __slots__ = ("arguments", "choice", "composed", "native", "stream")
+
+    def __init__(self, choice: Choice, name: str, composed: Callable[..., R], arguments: tuple[Any, ...], stream: mx.Stream) -> None:
+        self.choice, self.composed, self.arguments, self.stream = choice, composed, arguments, stream
+        self.native: Callable[..., R] | None = None
+        if choice.engine not in COMPOSED:
+            engine = native.engine(stream)
+            if isinstance(engine, str):
+                self.choice = Choice("fallback", engine)
+            else:
+                self.native = getattr(engine.module, name)
 
     def result(self) -> R:
         if self.native is not None:
@@ -66,10 +69,11 @@ class Operation(Protocol[P, C_co]):
     def __call__(self: Operation[P, Call[R]], *arguments: P.args, **options: P.kwargs) -> R: ...
 
 
-def operation(returns: str = "mx.array", **axes: int) -> Callable[[Callable[P, C_co]], Operation[P, C_co]]:
+def operation(returns: str = "mx.array", *, is_cached: bool = True, **axes: int) -> Callable[[Callable[P, C_co]], Operation[P, C_co]]:
     """Decorate what prepares calls: it becomes the operation of its name, parameters and documentation.
 
-    ``returns`` is what the signature says of results, and ``axes`` are those that :func:`growing` takes.
+    ``returns`` is what the signature says of results, ``is_cached`` whether calls go by way of the call cache, and ``axes`` are those that
+    :func:`growing` takes.
     """
 
     def made(prepare: Callable[P, C_co]) -> Operation[P, C_co]:
@@ -78,6 +82,6 @@ def operation(returns: str = "mx.array", **axes: int) -> Callable[[Callable[P, C
             return prepare(*arguments, **options).result()
 
         vars(compute).update(prepare=prepare, __signature__=inspect.signature(prepare).replace(return_annotation=returns))
-        return cast("Operation[P, C_co]", cached(growing(**axes)(compute)))
+        return cast("Operation[P, C_co]", cached(growing(**axes)(compute)) if is_cached else compute)
 
     return made

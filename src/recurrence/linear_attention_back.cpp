@@ -1,4 +1,4 @@
-// Derivatives of linear attention by chunks: the host's side of chunked_back.cu and chunk_slopes.cu.
+// Derivatives of linear attention by chunks: the host's side of chunked_back.cu and chunk_gradients.cu.
 #include "recurrence/calls.h"
 #include "recurrence/chunked_params.h"
 #include "recurrence/kernels.h"
@@ -22,13 +22,12 @@ namespace {
 
 KernelModule chunked("chunked");
 KernelModule chunked_back("chunked_back");
-KernelModule slopes_module("chunk_slopes");
+KernelModule gradients_module("chunk_gradients");
 
-#define MLX_CUDA_NO_ROW(...)
 using Row = KernelRow<std::string_view, bool>;
 constexpr auto kPrepare = std::to_array<Row>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kScans = std::to_array<Row>({MLX_CUDA_CHUNKED_BACK_KERNELS(MLX_CUDA_KERNEL_ROW)});
-constexpr auto kSlopes = std::to_array<Row>({MLX_CUDA_CHUNK_GRADIENT_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
+constexpr auto kGradients = std::to_array<Row>({MLX_CUDA_CHUNK_GRADIENT_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kSums =
     std::to_array<KernelRow<std::string_view>>({MLX_CUDA_CHUNK_GRADIENT_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
 
@@ -38,14 +37,13 @@ class Derivative : public Stateful<Parts> {
  public:
   using Stateful::Stateful;
 
-  static std::vector<mx::array> results(const std::vector<mx::array>& inputs, const Parts& parts, const mx::Stream& stream) {
+  static Arrays results(const Arrays& inputs, const Parts& parts, const mx::Stream& stream) {
     auto primitive = std::make_shared<Own>(stream, parts);
     return mx::array::make_arrays(primitive->output_shapes(inputs), primitive->output_dtypes(inputs[2].dtype()), primitive, inputs);
   }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
-    const auto apply = [this](const std::vector<mx::array>& in) { return results(in, state_, queue()); };
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override {
+    const auto apply = [this](const Arrays& in) { return results(in, state_, queue()); };
     return vmap_as_batch(inputs, axes, apply, queue());
   }
 
@@ -54,12 +52,12 @@ class Derivative : public Stateful<Parts> {
     return false;
   }
 
-  std::vector<mx::array> compose(const std::vector<mx::array>&) const override {
+  Arrays compose(const Arrays&) const override {
     throw std::invalid_argument(std::string("[") + name() + "] This is differentiated in Python.");
   }
 
   // The call among the inputs.
-  LinearAttention call(const std::vector<mx::array>& inputs, mx::cu::CommandEncoder& encoder) {
+  LinearAttention call(const Arrays& inputs, CommandEncoder& encoder) {
     LinearAttention in = from_inputs(inputs, state_);
     in.q = with_readable_rows(in.q, encoder, stream());
     in.k = with_readable_rows(in.k, encoder, stream());
@@ -68,14 +66,14 @@ class Derivative : public Stateful<Parts> {
   }
 };
 
-// Inputs: those of the call, the slopes of y, those of the last state.
+// Inputs: those of the call, the gradients of y, those of the last state.
 class ScanBack final : public Derivative<ScanBack> {
  public:
   using Derivative::Derivative;
 
   DEFINE_NAME(LinearAttentionScan)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     const mx::array &k = inputs[1], &v = inputs[2];
     const int batch = v.shape(0), heads = v.shape(2), chunks = ceil_div(v.shape(1), kChunk);
     const mx::Shape state{batch, heads, chunks, k.shape(3), v.shape(3)};
@@ -94,7 +92,7 @@ class ScanBack final : public Derivative<ScanBack> {
   }
 
  protected:
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     LinearAttention in = call(inputs, encoder);
     if (in.state) {
       in.state = contiguous(*in.state, encoder, stream());
@@ -131,22 +129,22 @@ class ScanBack final : public Derivative<ScanBack> {
     Kept kept{};
     kept.states = node.writes(outputs[0]);
     kept.changes = node.writes(outputs[1]);
-    kept.slopes = node.writes(outputs[2]);
-    kept.change_slopes = node.writes(outputs[3]);
+    kept.gradients = node.writes(outputs[2]);
+    kept.change_gradients = node.writes(outputs[3]);
     node.launch(
         chunked_back.function(kernel_for(kScans, type_name(dtype), state_.way.delta)), dim3(2 * values * heads), kChunkThreads,
         std::max(kScanBytes, kScanBackBytes), of, back_of, from, kept);
   }
 };
 
-// Inputs: those of the call but for its state, the slopes of y, then what ScanBack gives but for its last slope.
-class ChunkSlopes final : public Derivative<ChunkSlopes> {
+// Inputs: those of the call but for its state, the gradients of y, then what ScanBack gives but for its last gradient.
+class ChunkGradients final : public Derivative<ChunkGradients> {
  public:
   using Derivative::Derivative;
 
-  DEFINE_NAME(LinearAttentionSlopes)
+  DEFINE_NAME(LinearAttentionGradients)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     const mx::array &k = inputs[1], &v = inputs[2];
     const mx::Shape gates{v.shape(0), v.shape(1), v.shape(2)};
     return {k.shape(), k.shape(), v.shape(), gates, gates};
@@ -157,11 +155,11 @@ class ChunkSlopes final : public Derivative<ChunkSlopes> {
   }
 
  protected:
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     const LinearAttention in = call(inputs, encoder);
     std::size_t next = state_.count();
     const mx::array dy = with_readable_rows(inputs[next++], encoder, stream());
-    std::vector<mx::array> found;
+    Arrays found;
     for (; next < inputs.size(); ++next) {
       found.push_back(contiguous_on_16_bytes(inputs[next], encoder, stream()));
     }
@@ -179,10 +177,10 @@ class ChunkSlopes final : public Derivative<ChunkSlopes> {
       Kept from{};
       from.states = node.reads(found[0]);
       from.changes = node.reads(found[1]);
-      from.slopes = node.reads(found[2]);
-      from.change_slopes = node.reads(found[3]);
+      from.gradients = node.reads(found[2]);
+      from.change_gradients = node.reads(found[3]);
       from.solve = state_.way.delta ? node.reads(found[4]) : nullptr;
-      Slopes to{};
+      Gradients to{};
       to.dy = operand(dy, node);
       to.q = node.writes(q);
       to.k = node.writes(k);
@@ -192,8 +190,8 @@ class ChunkSlopes final : public Derivative<ChunkSlopes> {
       to.chunks = ceil_div(of.length, kChunk);
       to.batches = in.v.shape(0);
       node.launch(
-          slopes_module.function(kernel_for(kSlopes, type_name(in.v.dtype()), state_.way.delta)),
-          dim3(to.chunks * to.batches * of.value_heads), kSlopesThreads, kSlopesBytes, of, from, to);
+          gradients_module.function(kernel_for(kGradients, type_name(in.v.dtype()), state_.way.delta)),
+          dim3(to.chunks * to.batches * of.value_heads), kGradientThreads, kGradientBytes, of, from, to);
     }
     if (shared > 1) {
       KernelNode node(encoder);
@@ -205,7 +203,7 @@ class ChunkSlopes final : public Derivative<ChunkSlopes> {
       sums.units = static_cast<long long>(in.k.size() / 8);
       sums.shared = shared;
       node.launch(
-          slopes_module.function(kernel_for(kSums, type_name(in.k.dtype()))),
+          gradients_module.function(kernel_for(kSums, type_name(in.k.dtype()))),
           dim3(static_cast<unsigned>(2 * ceil_div<long long>(sums.units, kSumThreads))), kSumThreads, 0, sums);
     }
   }
@@ -213,7 +211,7 @@ class ChunkSlopes final : public Derivative<ChunkSlopes> {
 
 }  // namespace
 
-std::optional<std::vector<mx::array>> linear_attention_scan(
+std::optional<Arrays> linear_attention_scan(
     const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream) {
   mx::cu::device(stream.device).make_current();
   const bool there = are_available([&] {
@@ -223,23 +221,23 @@ std::optional<std::vector<mx::array>> linear_attention_scan(
   if (!there) {
     return std::nullopt;
   }
-  std::vector<mx::array> inputs = to_inputs(in);
+  Arrays inputs = to_inputs(in);
   inputs.push_back(dy);
   inputs.push_back(last);
   return ScanBack::results(inputs, parts_of(in, {delta, true}), stream);
 }
 
-std::optional<std::vector<mx::array>> linear_attention_slopes(
-    const LinearAttention& in, const mx::array& dy, const std::vector<mx::array>& scan, const mx::Stream& stream) {
+std::optional<Arrays> linear_attention_gradients(
+    const LinearAttention& in, const mx::array& dy, const Arrays& scan, const mx::Stream& stream) {
   mx::cu::device(stream.device).make_current();
-  if (in.v.shape(3) > kSlopesValues || shared_memory_limit() < static_cast<int>(kSlopesBytes)) {
+  if (in.v.shape(3) > kGradientValues || shared_memory_limit() < static_cast<int>(kGradientBytes)) {
     return std::nullopt;
   }
   const bool delta = scan.size() > 5;
   const bool there = are_available([&] {
-    slopes_module.function(kernel_for(kSlopes, type_name(in.v.dtype()), delta));
+    gradients_module.function(kernel_for(kGradients, type_name(in.v.dtype()), delta));
     if (in.v.shape(2) > in.k.shape(2)) {
-      slopes_module.function(kernel_for(kSums, type_name(in.k.dtype())));
+      gradients_module.function(kernel_for(kSums, type_name(in.k.dtype())));
     }
   });
   if (!there) {
@@ -247,13 +245,13 @@ std::optional<std::vector<mx::array>> linear_attention_slopes(
   }
   LinearAttention own = in;
   own.state.reset();
-  std::vector<mx::array> inputs = to_inputs(own);
+  Arrays inputs = to_inputs(own);
   inputs.push_back(dy);
   inputs.insert(inputs.end(), scan.begin(), scan.begin() + 4);
   if (delta) {
     inputs.push_back(scan[5]);
   }
-  return ChunkSlopes::results(inputs, parts_of(own, {delta, true}), stream);
+  return ChunkGradients::results(inputs, parts_of(own, {delta, true}), stream);
 }
 
 }  // namespace mlx_cuda

@@ -41,17 +41,17 @@ constexpr auto member(IsUpdatable);
 template struct Open<ArrayDescriptor, &mx::array::array_desc_>;
 template struct Open<DataDeleter, &mx::array::Data::deleter_>;
 template struct Open<PrimitiveStream, &mx::Primitive::stream_>;
-template struct Open<EncoderGraph, &mx::cu::CommandEncoder::graph_>;
+template struct Open<EncoderGraph, &CommandEncoder::graph_>;
 template struct Open<GraphHandle, &mx::CudaGraph::handle_>;
-template struct Open<FromNodes, &mx::cu::CommandEncoder::from_nodes_>;
-template struct Open<ToNodes, &mx::cu::CommandEncoder::to_nodes_>;
-template struct Open<Temporaries, &mx::cu::CommandEncoder::temporaries_>;
-template struct Open<IsUpdatable, &mx::cu::CommandEncoder::is_graph_updatable_>;
+template struct Open<FromNodes, &CommandEncoder::from_nodes_>;
+template struct Open<ToNodes, &CommandEncoder::to_nodes_>;
+template struct Open<Temporaries, &CommandEncoder::temporaries_>;
+template struct Open<IsUpdatable, &CommandEncoder::is_graph_updatable_>;
 
 // A primitive of a public operation that is never evaluated itself, and an input without elements.
 struct Borrowed {
   std::shared_ptr<mx::Primitive> primitive;
-  std::vector<mx::array> inputs;
+  Arrays inputs;
 };
 
 const Borrowed& borrowed(const mx::Stream& stream) {
@@ -88,11 +88,11 @@ const mx::cu::CudaBuffer* buffer_of(const mx::array& in) {
 void allocate_by_mlx(mx::array& out, const mx::Stream& stream) {
   const auto& [primitive, inputs] = borrowed(stream);
   if (out.has_primitive()) {
-    std::vector<mx::array> outputs{out};
+    Arrays outputs{out};
     primitive->eval_gpu(inputs, outputs);
     return;
   }
-  std::vector<mx::array> outputs{mx::array(out.shape(), out.dtype(), primitive, {})};  // which is asked for its stream
+  Arrays outputs{mx::array(out.shape(), out.dtype(), primitive, {})};  // which is asked for its stream
   primitive->eval_gpu(inputs, outputs);
   out.copy_shared_buffer(outputs[0]);
 }
@@ -105,7 +105,7 @@ void encode_on(const mx::array& array, const mx::Stream& stream) {
   mx::Stream& own = stream_of(array.primitive());
   const mx::Stream before = std::exchange(own, stream);
   try {
-    std::vector<mx::array> outputs = array.outputs();
+    Arrays outputs = array.outputs();
     array.primitive().eval_gpu(array.inputs(), outputs);
   } catch (...) {
     own = before;
@@ -118,7 +118,7 @@ void replace_input(const mx::array& in, mx::array by) {
   const_cast<mx::array&>(in) = std::move(by);
 }
 
-EncodedGraph take_graph(mx::cu::CommandEncoder& encoder) {
+EncodedGraph take_graph(CommandEncoder& encoder) {
   EncodedGraph taken;
   CUgraph& graph = encoder.*member(EncoderGraph{}).*member(GraphHandle{});
   MLX_CUDA_CHECK(cuGraphGetNodes(graph, nullptr, &taken.nodes));
@@ -139,7 +139,7 @@ EncodedGraph take_graph(mx::cu::CommandEncoder& encoder) {
   return taken;
 }
 
-CommitWatch::CommitWatch(mx::cu::CommandEncoder& encoder)
+CommitWatch::CommitWatch(CommandEncoder& encoder)
     : encoder_(encoder),
       mark_(
           std::make_shared<mx::array::Data>(mx::allocator::Buffer(nullptr), mx::allocator::Deleter([](mx::allocator::Buffer) {}))) {

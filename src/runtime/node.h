@@ -1,7 +1,8 @@
 // A kernel as a node of MLX's graph.
 #pragma once
 
-#include <mlx/array.h>
+#include "runtime/arrays.h"
+
 #include <mlx/backend/cuda/device.h>
 #include <mlx/backend/cuda/utils.h>
 
@@ -10,13 +11,11 @@
 
 namespace mlx_cuda {
 
-namespace mx = mlx::core;
-
 // Names the arrays that the next node reads and writes, and gives their addresses; then adds the node. Whatever allocates comes
 // before, because it may add a node of its own.
 class KernelNode {
  public:
-  explicit KernelNode(mx::cu::CommandEncoder& encoder) : encoder_(encoder) {}
+  explicit KernelNode(CommandEncoder& encoder) : encoder_(encoder) {}
 
   template <typename T = void>
   auto reads(const mx::array& in) {
@@ -42,7 +41,7 @@ class KernelNode {
   }
 
  private:
-  mx::cu::CommandEncoder& encoder_;
+  CommandEncoder& encoder_;
 };
 
 // Blocks along the second and along the third axis of a grid, at most.

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from benchmarks.cases import GROUPS
+from benchmarks.cases import GROUPS, Case
 from benchmarks.record import CaseResult, Results, SideResult
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from benchmarks.cases import Case
 
 SIDES = (
     "ours",

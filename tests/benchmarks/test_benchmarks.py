@@ -7,9 +7,9 @@ from pathlib import Path
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda._explain import RULES
+from mlx_cuda._explain import EXPLAINED
 
-from benchmarks.__main__ import ATTENTION, GROUPS, PRODUCTS, RESULTS, main, warnings
+from benchmarks.__main__ import ATTENTION, GROUPS, MATMUL, RESULTS, main, warnings
 from benchmarks.cases import GROUPS as CASES
 from benchmarks.cases.base import UnavailableError, operation
 from benchmarks.decoding import bytes_of_step
@@ -17,7 +17,8 @@ from benchmarks.record import CaseResult, Results, SideResult
 from benchmarks.result_file import write
 from benchmarks.table import SHORT, case_table, fill, short_table
 from benchmarks.targets import ATTENTION as ATTENTION_TARGETS
-from benchmarks.targets import MATMUL, behind_table, judge
+from benchmarks.targets import MATMUL as MATMUL_TARGETS
+from benchmarks.targets import behind_table, judge
 from benchmarks.timing import MlxEngine, Settings, Side, Timing, measure
 
 from .invented import results_of
@@ -155,11 +156,11 @@ def test_every_group_of_attention_runs_and_names_its_engine(attention: Results) 
     assert next(case for case in attention.cases if case.group == "growing").numbers["ours: steps"] == 10
 
 
-def test_every_group_of_products_runs(tmp_path: Path) -> None:
+def test_every_group_of_matmul_runs(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    assert main(["run", "--quick", "--no-torch", *(word for group in PRODUCTS for word in ("--case", group)), "-o", str(path)]) == 0
+    assert main(["run", "--quick", "--no-torch", *(word for group in MATMUL for word in ("--case", group)), "-o", str(path)]) == 0
     results = Results.load(path)
-    assert {case.group for case in results.cases} == set(PRODUCTS)
+    assert {case.group for case in results.cases} == set(MATMUL)
     for case in results.cases:
         assert case.unavailable or (case.sides["ours"].median and case.errors["ours"] < 3e-2)
 
@@ -207,7 +208,7 @@ def test_points_that_are_slower_than_upstream_are_named() -> None:
     ]
 
 
-def test_a_side_that_raises_is_recorded_and_the_others_are_timed() -> None:
+def test_a_side_that_raises_is_noted_and_the_others_are_timed() -> None:
     def broken(*_: object) -> mx.array:
         raise RuntimeError("no kernel for this")
 
@@ -290,10 +291,10 @@ def test_models_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert len(table) == lines
         assert table[2] == row
     assert table[6] == "| Tiny | prefill | 29 x flash (array mask), 5 x cudnn (causal mask) |"
-    assert table[7] == "| Tiny | decode | 34 x decode (no mask), 252 x skinny (quantized_matmul) |"
+    assert table[7] == "| Tiny | decode | 34 x decode (no mask), 252 x small_m (quantized_matmul) |"
 
 
-@pytest.mark.parametrize("group", [*ATTENTION, *PRODUCTS])
+@pytest.mark.parametrize("group", [*ATTENTION, *MATMUL])
 def test_explain_is_asked_about_the_call_that_is_timed(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: dict[str, list[object]] = {"timed": [], "explained": []}
 
@@ -304,7 +305,7 @@ def test_explain_is_asked_about_the_call_that_is_timed(group: str, monkeypatch: 
         calls[kind].append(([told(each) for each in arguments], {name: told(value) for name, value in options.items()}))
         return arguments[0]
 
-    for function in RULES:
+    for function in EXPLAINED:
         monkeypatch.setattr(mlx_cuda, function.__name__, wraps(function)(partial(note, "timed")))
     monkeypatch.setattr(mlx_cuda, "explain", lambda _, *arguments, **options: note("explained", *arguments, **options))
     for case in CASES[group](quick=True):
@@ -366,8 +367,8 @@ def test_the_bytes_of_a_token() -> None:
 
 def test_what_is_missed_says_why() -> None:
     results = Results.load(RESULTS / "nvidia-h200-cu13.jsonl")
-    rows = behind_table((*ATTENTION_TARGETS, *MATMUL), results).splitlines()[2:]
-    missed = [target.text for target in (*ATTENTION_TARGETS, *MATMUL) if judge(target, results).state == "missed"]
+    rows = behind_table((*ATTENTION_TARGETS, *MATMUL_TARGETS), results).splitlines()[2:]
+    missed = [target.text for target in (*ATTENTION_TARGETS, *MATMUL_TARGETS) if judge(target, results).state == "missed"]
     assert [row.split(" | ")[2] for row in rows] == missed
     assert not [row for row in rows if row.endswith(" |  |")], "give the target its `why`"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from benchmarks.families.table import family_tables
 from benchmarks.result_file import read, write
 
 from .invented import PROVENANCE
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIDE: dict[str, Any] = {"error": {"prompt": 0.01, "steps": 0.02}, "at once": {"right": True}}
 GOOD: dict[str, Any] = {

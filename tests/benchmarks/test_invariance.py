@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -13,11 +15,6 @@ import pytest
 from benchmarks import invariance, models
 from benchmarks.__main__ import main as tables
 from tests.gpu.mlx_lm_parts import SIZES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 
 if find_spec("mlx_lm") is None:
     pytest.skip("mlx_lm is not installed", allow_module_level=True)

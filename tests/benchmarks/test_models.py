@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -14,9 +15,6 @@ from mlx.nn.layers.linear import Linear
 from benchmarks import models, peer
 from benchmarks.__main__ import main as tables
 from benchmarks.result_file import read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIZES = {"vocab_size": 96, "hidden_size": 64}
 
@@ -149,7 +147,7 @@ def test_torch_decodes_one_sequence_of_what_it_knows(tmp_path: Path, monkeypatch
     assert [each["batch"] for each in read(path, "models")["cases"]] == [2, 1, 2, 1]  # an error of torch's loses nothing
 
 
-def test_products_in_float32_are_those_of_the_dequantised_weights() -> None:
+def test_matmul_in_float32_is_that_of_the_dequantised_weights() -> None:
     x, w = mx.random.normal((3, 1, 64)), mx.random.normal((4, 96, 64))
     parts = mx.quantize(w, group_size=32, bits=4)
     options: dict[str, Any] = {"group_size": 32, "bits": 4, "mode": "affine"}
@@ -157,5 +155,5 @@ def test_products_in_float32_are_those_of_the_dequantised_weights() -> None:
     exact = mx.dequantize(*parts, **options)
     gathered = models.gathered_in_float32(x, *parts, rhs_indices=chosen, transpose=True, sorted_indices=True, **options)
     assert mx.allclose(gathered, x @ exact[chosen].swapaxes(1, 2), rtol=1e-4, atol=1e-4)
-    plain = models.product_in_float32(x, *(part[1] for part in parts), transpose=True, **options)
+    plain = models.matmul_in_float32(x, *(part[1] for part in parts), transpose=True, **options)
     assert mx.allclose(plain, x @ exact[1].T, rtol=1e-4, atol=1e-4)

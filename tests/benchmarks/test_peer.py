@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,9 +15,6 @@ from benchmarks import models
 from benchmarks.cells import speed
 from benchmarks.decoding import PEER, decoding_table, draw_decoding
 from benchmarks.peer import Peer, decode, fits
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
@@ -56,7 +54,7 @@ def test_its_logits_are_those_of_mlx_lm(torch: Any, kind: str, tied: bool, dtype
     model.update(tree_map(lambda weight: weight.astype(mx.float32), model.parameters()))
     exact = np.array(model(tokens)[0])
     for attend in (peer.masked, peer.flash) if gpu and dtype == "bfloat16" else (peer.masked,):
-        launch = peer.recorded(attend)
+        launch = peer.captured(attend)
         peer.begin(0)
         rows = []
         for position, token in enumerate(tokens[0].tolist()):  # type: ignore[arg-type]

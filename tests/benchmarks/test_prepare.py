@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +13,6 @@ from benchmarks import prepare
 from benchmarks.__main__ import main
 from benchmarks.cases import GROUPS
 from benchmarks.prepare import CACHE, Job, hand_over, jobs_of, prepare_all
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 
 def all_jobs() -> list[Job]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.provenance import memory_used
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 

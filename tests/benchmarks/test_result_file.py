@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import RESULTS, main
 from benchmarks.result_file import read, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COMMITTED = sorted(path for path in RESULTS.rglob("*") if path.is_file())
 PRINTED = ("check", "tune")  # folders of what programs have printed, as documents show it

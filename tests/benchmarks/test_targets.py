@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.cases import GROUPS
-from benchmarks.record import SideResult
+from benchmarks.record import Results, SideResult
 from benchmarks.targets import ATTENTION, MATMUL, Target, judge, targets_table
 from benchmarks.targets.judge import Number, Share, Speedup, TimeOver, cases
 
 from .invented import results_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from benchmarks.record import Results
-
 
 TARGETS = (*ATTENTION, *MATMUL)
 

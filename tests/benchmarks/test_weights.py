@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -16,9 +16,6 @@ from benchmarks.weights import RANDOM, REAL, rows
 from ci.errors import EnvironmentProblem
 from tests.models import places, tiny
 from tests.models.convert import convert
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -12,18 +12,17 @@ import stat
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ci.files import record_digest
 from ci.matrix import REPOSITORY, System
 from ci.wheelfile.wheel import DEVICE, MANIFEST, SBOM
 
 from .audit_support import CU12, CU13, DIST_INFO, METADATA, SUFFIXES, VERSION, WHEEL, Files, fatbin, replaced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+from .damage_support import later
 
 Entries = list[tuple[zipfile.ZipInfo, bytes]]
 NN, INIT, VERSION_FILE = "mlx_cuda/nn.py", "mlx_cuda/__init__.py", "mlx_cuda/_version.py"
@@ -69,12 +68,10 @@ def in_module(change: Callable[[bytes], bytes]) -> Callable[[Files], None]:
     return lambda files: files.update({module(files): change(files[module(files)])})
 
 
-def renamed_folder(new: str) -> Callable[[Files], None]:
-    def change(files: Files) -> None:
-        for name in [name for name in files if name.startswith(f"{DIST_INFO}/")]:
-            files[name.replace(DIST_INFO, new)] = files.pop(name)
-
-    return change
+@later
+def renamed_folder(files: Files, new: str) -> None:
+    for name in [name for name in files if name.startswith(f"{DIST_INFO}/")]:
+        files[name.replace(DIST_INFO, new)] = files.pop(name)
 
 
 def info(name: str, mode: int = stat.S_IFREG | 0o644) -> zipfile.ZipInfo:
@@ -83,48 +80,36 @@ def info(name: str, mode: int = stat.S_IFREG | 0o644) -> zipfile.ZipInfo:
     return entry
 
 
-def entry(name: str, mode: int = stat.S_IFREG | 0o644, data: bytes = b"import os\n", **fields: Any) -> Callable[[Entries], None]:
+@later
+def entry(entries: Entries, /, name: str, mode: int = stat.S_IFREG | 0o644, data: bytes = b"import os\n", **fields: Any) -> None:
     """One entry more."""
-
-    def change(entries: Entries) -> None:
-        made = info(name, mode)
-        for field, value in fields.items():
-            setattr(made, field, value)
-        entries.insert(0, (made, data))
-
-    return change
+    made = info(name, mode)
+    for field, value in fields.items():
+        setattr(made, field, value)
+    entries.insert(0, (made, data))
 
 
-def changed(name: str, **fields: Any) -> Callable[[Entries], None]:
+@later
+def changed(entries: Entries, /, name: str, **fields: Any) -> None:
     """Other fields of an entry that is there."""
-
-    def change(entries: Entries) -> None:
-        (found,) = (each for each, _ in entries if each.filename == name)
-        for field, value in fields.items():
-            setattr(found, field, value)
-
-    return change
+    (found,) = (each for each, _ in entries if each.filename == name)
+    for field, value in fields.items():
+        setattr(found, field, value)
 
 
-def in_sbom(change: Callable[[bytes], bytes | None]) -> Callable[[Entries], None]:
+@later
+def in_sbom(entries: Entries, change: Callable[[bytes], bytes | None]) -> None:
     """Another SBOM, or none."""
-
-    def spoil(entries: Entries) -> None:
-        ((place, (made, data)),) = ((number, each) for number, each in enumerate(entries) if each[0].filename == BOM)
-        new = change(data)
-        entries[place : place + 1] = [] if new is None else [(made, new)]
-
-    return spoil
+    ((place, (made, data)),) = ((number, each) for number, each in enumerate(entries) if each[0].filename == BOM)
+    new = change(data)
+    entries[place : place + 1] = [] if new is None else [(made, new)]
 
 
-def in_entry(part: str, change: Callable[[bytes], bytes]) -> Callable[[Entries], None]:
+@later
+def in_entry(entries: Entries, part: str, change: Callable[[bytes], bytes]) -> None:
     """Other data of the one whose name has this part."""
-
-    def spoil(entries: Entries) -> None:
-        ((place, (made, data)),) = ((number, each) for number, each in enumerate(entries) if part in each[0].filename)
-        entries[place] = made, change(data)
-
-    return spoil
+    ((place, (made, data)),) = ((number, each) for number, each in enumerate(entries) if part in each[0].filename)
+    entries[place] = made, change(data)
 
 
 def other_version(data: bytes) -> bytes:
@@ -159,14 +144,11 @@ def put(data: bytes, place: int, layout: str, *values: int) -> bytes:
     return data[:place] + struct.pack(layout, *values) + data[place + struct.calcsize(layout) :]
 
 
-def field(place: int, layout: str, value: int, *, before: bool = True, name: str = NN) -> Callable[[bytes], bytes]:
+@later
+def field(data: bytes, place: int, layout: str, value: int, *, before: bool = True, name: str = NN) -> bytes:
     """A field of an entry, in the directory and, where that is to agree, before the data too."""
-
-    def change(data: bytes) -> bytes:
-        data = put(data, central(data, name) + place, layout, value)
-        return put(data, local(data, name) + place - 2, layout, value) if before else data
-
-    return change
+    data = put(data, central(data, name) + place, layout, value)
+    return put(data, local(data, name) + place - 2, layout, value) if before else data
 
 
 def end(place: int, layout: str, value: int) -> Callable[[bytes], bytes]:
@@ -200,14 +182,11 @@ def hidden(name: str = "evil.py", contents: bytes = b"import os\n") -> bytes:
     return buffer.getvalue()[: start(buffer.getvalue())]
 
 
-def with_extra(new: bytes) -> Callable[[bytes], bytes]:
+@later
+def with_extra(data: bytes, new: bytes) -> bytes:
     """An extra field in the directory's header."""
-
-    def change(data: bytes) -> bytes:
-        place = central(data)
-        return inserted(put(data, place + EXTRA, "<H", len(new)), place + 46 + len(NN), new, grows=1)
-
-    return change
+    place = central(data)
+    return inserted(put(data, place + EXTRA, "<H", len(new)), place + 46 + len(NN), new, grows=1)
 
 
 def with_comment(data: bytes) -> bytes:

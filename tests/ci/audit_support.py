@@ -10,32 +10,26 @@ import sys
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 
 from ci.audit import audit_wheel, expected
 from ci.audit.checks import CHECKS
 from ci.device import manifest, plan
-from ci.files import record_digest
+from ci.files import record_digest, tomllib
 from ci.matrix import REPOSITORY, Cuda, System, load
 from ci.repair import sbom
 from ci.toolkit import roots
 from ci.wheelfile.wheel import DEVICE, MANIFEST
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from .damage_support import later
 
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Files = dict[str, bytes]
 
@@ -291,14 +285,11 @@ def said(path: Path, files: Files, change: Callable[[Files], object], checks: Co
     return [str(each).removeprefix(f"{path.name}: ").partition("\n    cure: ")[0] for each in found]
 
 
-def replaced(name: str, old: str, new: str) -> Change:
+@later
+def replaced(files: Files, name: str, old: str, new: str) -> None:
     """A change to a text member; fails where there is nothing to change."""
-
-    def change(files: Files) -> None:
-        assert old.encode() in files[name], f"{old!r} is not in {name}"
-        files[name] = files[name].replace(old.encode(), new.encode())
-
-    return change
+    assert old.encode() in files[name], f"{old!r} is not in {name}"
+    files[name] = files[name].replace(old.encode(), new.encode())
 
 
 def with_module(world: World, **changes: Any) -> Change:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ci import toolkit
 from ci.audit import audit_wheel, providers
 from ci.errors import EnvironmentProblem
+from ci.matrix import Platform, System
 from ci.toolkit import roots
 
 from . import toolkit_support
 from .audit_support import NAMES, QUICK, Change, Files, World, good_files, make_world, with_sbom, write_wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from ci.matrix import Platform, System
 
 
 @pytest.fixture(scope="session")

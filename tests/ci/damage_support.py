@@ -9,21 +9,31 @@ import hashlib
 import json
 import re
 import struct
+import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ci.wheelfile.binary.elf import EH_FRAME, ENTRY, HEADER, LOAD, NOTE, SEGMENT, SYMBOL, TAGS, Elf
 from ci.wheelfile.binary.symbols import elf_hash
 from ci.wheelfile.wheel import DEVICE, MANIFEST
 
-if TYPE_CHECKING:
-    import zipfile
-    from collections.abc import Callable
-
-    Files = dict[str, bytes]
+Files = dict[str, bytes]
+Data = TypeVar("Data")
+Made = TypeVar("Made")
+Rest = ParamSpec("Rest")
 
 MODULE = "mlx_cuda/_cu13.abi3.so"
 NUMBERS = {name: tag for tag, name in TAGS.items()}
+
+
+def later(change: Callable[Concatenate[Data, Rest], Made]) -> Callable[Rest, Callable[[Data], Made]]:
+    """A change that is given all but what it changes, which comes later."""
+
+    def given(*arguments: Rest.args, **options: Rest.kwargs) -> Callable[[Data], Made]:
+        return lambda data: change(data, *arguments, **options)
+
+    return given
 
 
 @dataclass(frozen=True)
@@ -42,14 +52,12 @@ def put(data: bytes, place: int, layout: str, *values: int) -> bytes:
     return data[:place] + struct.pack(layout, *values) + data[place + struct.calcsize(layout) :]
 
 
-def module(*changes: Callable[[bytes], bytes]) -> Callable[[Files], None]:
-    def change(files: Files) -> None:
-        for each in changes:
-            new = each(files[MODULE])
-            assert new != files[MODULE]
-            files[MODULE] = new
-
-    return change
+@later
+def module(files: Files, *changes: Callable[[bytes], bytes]) -> None:
+    for each in changes:
+        new = each(files[MODULE])
+        assert new != files[MODULE]
+        files[MODULE] = new
 
 
 def header(place: int, layout: str, value: int) -> Callable[[bytes], bytes]:
@@ -60,41 +68,32 @@ def without_sections(data: bytes) -> bytes:
     return put(put(data, 40, "<Q", 0), 60, "<2H", 0, 0)
 
 
-def segment(kind: int, which: int, field: int, new: Callable[[int, bytes], int]) -> Callable[[bytes], bytes]:
+@later
+def segment(data: bytes, kind: int, which: int, field: int, new: Callable[[int, bytes], int]) -> bytes:
     """Another number in the header of a segment: field 0 is the type, 1 the flags, 2 the offset, 5 and 6 the sizes, 7 the alignment."""
-
-    def change(data: bytes) -> bytes:
-        elf = Elf(data)
-        number = [place for place, each in enumerate(elf.segments) if each.type == kind][which]
-        fields = list(elf.segments[number])
-        fields[field] = new(fields[field], data)
-        return put(data, HEADER.size + number * SEGMENT.size, "<IIQQQQQQ", *fields)
-
-    return change
+    elf = Elf(data)
+    number = [place for place, each in enumerate(elf.segments) if each.type == kind][which]
+    fields = list(elf.segments[number])
+    fields[field] = new(fields[field], data)
+    return put(data, HEADER.size + number * SEGMENT.size, "<IIQQQQQQ", *fields)
 
 
-def tag(number: int, value: int = 0) -> Callable[[bytes], bytes]:
+@later
+def tag(data: bytes, number: int, value: int = 0) -> bytes:
     """One dynamic entry more, in the place of a spare one, or another value where it is there."""
-
-    def change(data: bytes) -> bytes:
-        elf = Elf(data)
-        ((place, size),) = [(each.offset, each.stored) for each in elf.of(2)]
-        numbers = [each for each, _ in elf.entries]
-        where = numbers.index(number) if number in numbers else len(numbers)
-        assert (where + 2) * ENTRY.size <= size
-        return put(data, place + where * ENTRY.size, "<QQ", number, value)
-
-    return change
+    elf = Elf(data)
+    ((place, size),) = [(each.offset, each.stored) for each in elf.of(2)]
+    numbers = [each for each, _ in elf.entries]
+    where = numbers.index(number) if number in numbers else len(numbers)
+    assert (where + 2) * ENTRY.size <= size
+    return put(data, place + where * ENTRY.size, "<QQ", number, value)
 
 
-def string_tag(number: int, name: str) -> Callable[[bytes], bytes]:
+@later
+def string_tag(data: bytes, number: int, name: str) -> bytes:
     """One whose value is a string that the module has."""
-
-    def change(data: bytes) -> bytes:
-        start, size = Elf(data).string_table
-        return tag(number, data.index(f"\0{name}\0".encode(), start, start + size) + 1 - start)(data)
-
-    return change
+    start, size = Elf(data).string_table
+    return tag(number, data.index(f"\0{name}\0".encode(), start, start + size) + 1 - start)(data)
 
 
 def newer_glibc(data: bytes) -> bytes:
@@ -104,12 +103,10 @@ def newer_glibc(data: bytes) -> bytes:
     return data.replace(f"{old}\0".encode(), f"{new}\0".encode()).replace(hashes[0], hashes[1])
 
 
-def versions_of(name: str, value: int) -> Callable[[bytes], bytes]:
-    def change(data: bytes) -> bytes:
-        elf = Elf(data)
-        return put(data, elf.place(elf.tags["VERSYM"]) + 2 * [each.name for each in elf.symbols].index(name), "<H", value)
-
-    return change
+@later
+def versions_of(data: bytes, name: str, value: int) -> bytes:
+    elf = Elf(data)
+    return put(data, elf.place(elf.tags["VERSYM"]) + 2 * [each.name for each in elf.symbols].index(name), "<H", value)
 
 
 def asked_of_glibc(data: bytes) -> bytes:
@@ -135,15 +132,12 @@ def private_symbol(data: bytes) -> bytes:
     return data.replace(b"\0" + name.encode() + b"\0", b"\0_Py" + name[3:].encode() + b"\0")
 
 
-def in_code(new: bytes) -> Callable[[bytes], bytes]:
+@later
+def in_code(data: bytes, new: bytes) -> bytes:
     """Bytes in the place of what only an unwinder reads."""
-
-    def change(data: bytes) -> bytes:
-        (there,) = Elf(data).of(EH_FRAME)
-        assert len(new) <= there.stored
-        return data[: there.offset] + new + data[there.offset + len(new) :]
-
-    return change
+    (there,) = Elf(data).of(EH_FRAME)
+    assert len(new) <= there.stored
+    return data[: there.offset] + new + data[there.offset + len(new) :]
 
 
 NEWEST_PROCESSOR = struct.pack("<3I4s2II4x", 4, 16, 5, b"GNU\0", 0xC0008002, 4, 8)
@@ -154,25 +148,20 @@ def zeroed_digest(files: Files) -> None:
     files[MODULE] = files[MODULE].replace(digest, b"0" * 64) + digest
 
 
-def replaced(member: str, old: str, new: str) -> Callable[[Files], None]:
+@later
+def replaced(files: Files, member: str, old: str, new: str) -> None:
     """`member` is the end of a name."""
-
-    def change(files: Files) -> None:
-        (name,) = (each for each in files if each.endswith(member))
-        assert re.search(old, files[name].decode(), re.MULTILINE), old
-        files[name] = re.sub(old, new, files[name].decode(), count=1, flags=re.MULTILINE).encode()
-
-    return change
+    (name,) = (each for each in files if each.endswith(member))
+    assert re.search(old, files[name].decode(), re.MULTILINE), old
+    files[name] = re.sub(old, new, files[name].decode(), count=1, flags=re.MULTILINE).encode()
 
 
-def document(member: str, change: Callable[[Any], object]) -> Callable[[Files], None]:
-    def spoil(files: Files) -> None:
-        (name,) = (each for each in files if each.endswith(member))
-        value = json.loads(files[name])
-        change(value)
-        files[name] = (json.dumps(value, indent=1, sort_keys=member.endswith("manifest.json"), ensure_ascii=False) + "\n").encode()
-
-    return spoil
+@later
+def document(files: Files, member: str, change: Callable[[Any], object]) -> None:
+    (name,) = (each for each in files if each.endswith(member))
+    value = json.loads(files[name])
+    change(value)
+    files[name] = (json.dumps(value, indent=1, sort_keys=member.endswith("manifest.json"), ensure_ascii=False) + "\n").encode()
 
 
 def licences(bom: Any) -> None:
@@ -191,22 +180,19 @@ def without(bom: Any, name: str) -> None:
     bom["components"] = [each for each in bom["components"] if not each["bom-ref"].startswith(name)]
 
 
-def device(change: Callable[[bytes], bytes], manifest: Callable[[Any], object] = lambda _: None) -> Callable[[Files], None]:
+@later
+def device(files: Files, change: Callable[[bytes], bytes], manifest: Callable[[Any], object] = lambda _: None) -> None:
     """Other fatbins, which manifest and modules know."""
-
-    def spoil(files: Files) -> None:
-        old = hashlib.sha256(files[MANIFEST]).hexdigest().encode()
-        told = json.loads(files[MANIFEST])
-        for source, facts in told["fatbins"].items():
-            name = f"{DEVICE}{source}.fatbin"
-            files[name] = change(files[name])
-            facts.update(sha256=hashlib.sha256(files[name]).hexdigest(), size=len(files[name]))
-        manifest(told)
-        files[MANIFEST] = (json.dumps(told, indent=1, sort_keys=True) + "\n").encode()
-        for name in [each for each in files if each.endswith(".so")]:
-            files[name] = files[name].replace(old, hashlib.sha256(files[MANIFEST]).hexdigest().encode())
-
-    return spoil
+    old = hashlib.sha256(files[MANIFEST]).hexdigest().encode()
+    told = json.loads(files[MANIFEST])
+    for source, facts in told["fatbins"].items():
+        name = f"{DEVICE}{source}.fatbin"
+        files[name] = change(files[name])
+        facts.update(sha256=hashlib.sha256(files[name]).hexdigest(), size=len(files[name]))
+    manifest(told)
+    files[MANIFEST] = (json.dumps(told, indent=1, sort_keys=True) + "\n").encode()
+    for name in [each for each in files if each.endswith(".so")]:
+        files[name] = files[name].replace(old, hashlib.sha256(files[MANIFEST]).hexdigest().encode())
 
 
 def exchanged(files: Files) -> None:
@@ -218,15 +204,12 @@ def exchanged(files: Files) -> None:
     device(bytes)(files)
 
 
-def payload(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+@later
+def payload(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
     """Another code of the first entry, of the same length."""
-
-    def spoil(data: bytes) -> bytes:
-        size, _, length = struct.unpack_from("<IQI", data, 16 + 4)
-        code = data[16 + size : 16 + size + length]
-        return data[: 16 + size] + change(code)[:length].ljust(length, b"\0") + data[16 + size + length :]
-
-    return spoil
+    size, _, length = struct.unpack_from("<IQI", data, 16 + 4)
+    code = data[16 + size : 16 + size + length]
+    return data[: 16 + size] + change(code)[:length].ljust(length, b"\0") + data[16 + size + length :]
 
 
 def swapped(told: Any) -> None:
@@ -238,12 +221,10 @@ def added(name: str, data: bytes = b"") -> Callable[[Files], None]:
     return lambda files: files.update({name: data or files[MODULE]})
 
 
-def entries(**values: Any) -> Callable[[zipfile.ZipInfo], None]:
-    def change(entry: zipfile.ZipInfo) -> None:
-        for name, value in values.items():
-            setattr(entry, name, value)
-
-    return change
+@later
+def entries(entry: zipfile.ZipInfo, /, **values: Any) -> None:
+    for name, value in values.items():
+        setattr(entry, name, value)
 
 
 def another_disk(data: bytes) -> bytes:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ci.device import compilers
 from ci.errors import EnvironmentProblem
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KERNEL = """\
 #include "kernels/shared.h"

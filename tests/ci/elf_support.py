@@ -5,17 +5,13 @@ from __future__ import annotations
 import struct
 import subprocess
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ci.wheelfile.binary import rules
 from ci.wheelfile.binary.elf import DYNAMIC, ENTRY, NOTE, SECTION, SYMBOL, Elf
 
 from .audit_support import require
-from .damage_support import NUMBERS, put, segment, tag
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
+from .damage_support import NUMBERS, later, put, segment, tag
 
 Change = Callable[[bytes], bytes]
 SOURCE = """
@@ -44,40 +40,31 @@ def moved(name: str, by: int = 8) -> Change:
     return lambda data: tag(NUMBERS[name], Elf(data).tags[name] + by)(data)
 
 
-def renamed(name: str, number: int) -> Change:
+@later
+def renamed(data: bytes, name: str, number: int) -> bytes:
     """Another tag of a dynamic entry."""
-
-    def change(data: bytes) -> bytes:
-        elf = Elf(data)
-        ((place, _),) = [(each.offset, each.stored) for each in elf.of(DYNAMIC)]
-        index = [each for each, _ in elf.entries].index(NUMBERS[name])
-        return put(data, place + index * ENTRY.size, "<Q", number)
-
-    return change
+    elf = Elf(data)
+    ((place, _),) = [(each.offset, each.stored) for each in elf.of(DYNAMIC)]
+    index = [each for each, _ in elf.entries].index(NUMBERS[name])
+    return put(data, place + index * ENTRY.size, "<Q", number)
 
 
-def symbol(name: str, place: int, layout: str, value: int) -> Change:
+@later
+def symbol(data: bytes, name: str, place: int, layout: str, value: int) -> bytes:
     """Another field of a symbol: its name is at 0, its binding and type at 4, visibility at 5, section at 6, value at 8."""
-
-    def change(data: bytes) -> bytes:
-        elf = Elf(data)
-        index = [each.name for each in elf.symbols].index(name)
-        return put(data, elf.place(elf.tags["SYMTAB"]) + SYMBOL.size * index + place, layout, value)
-
-    return change
+    elf = Elf(data)
+    index = [each.name for each in elf.symbols].index(name)
+    return put(data, elf.place(elf.tags["SYMTAB"]) + SYMBOL.size * index + place, layout, value)
 
 
-def relocation(kind: int, which: int, place: int, value: Callable[[Elf], int]) -> Change:
+@later
+def relocation(data: bytes, kind: int, which: int, place: int, value: Callable[[Elf], int]) -> bytes:
     """Another field of one of a type: its place is at 0, its type at 8, its symbol at 12, its addend at 16."""
-
-    def change(data: bytes) -> bytes:
-        elf = Elf(data)
-        index = [number for number, (_, info, _) in enumerate(elf.relocations) if info & 0xFFFFFFFF == kind][which]
-        count = elf.tags["RELASZ"] // 24
-        start = elf.place(elf.tags["RELA"]) + 24 * index if index < count else elf.place(elf.tags["JMPREL"]) + 24 * (index - count)
-        return put(data, start + place, "<Q" if place in {0, 16} else "<I", value(elf))
-
-    return change
+    elf = Elf(data)
+    index = [number for number, (_, info, _) in enumerate(elf.relocations) if info & 0xFFFFFFFF == kind][which]
+    count = elf.tags["RELASZ"] // 24
+    start = elf.place(elf.tags["RELA"]) + 24 * index if index < count else elf.place(elf.tags["JMPREL"]) + 24 * (index - count)
+    return put(data, start + place, "<Q" if place in {0, 16} else "<I", value(elf))
 
 
 def number_of(elf: Elf, name: str) -> int:
@@ -92,30 +79,24 @@ def in_needs(place: int, layout: str, value: int) -> Change:
     return lambda data: put(data, Elf(data).place(Elf(data).tags["VERNEED"]) + place, layout, value)
 
 
-def section(name: str, field: int, value: int) -> Change:
+@later
+def section(data: bytes, name: str, field: int, value: int) -> bytes:
     """Another number of a section's header: 1 is the type, 2 the flags, 3 the address, 5 the size."""
-
-    def change(data: bytes) -> bytes:
-        elf = Elf(data)
-        place = elf.header.sections_at + SECTION.size * [each.name for each in elf.sections].index(name)
-        fields = list(SECTION.unpack_from(data, place))
-        fields[field] = value
-        return put(data, place, "<IIQQQQIIQQ", *fields)
-
-    return change
+    elf = Elf(data)
+    place = elf.header.sections_at + SECTION.size * [each.name for each in elf.sections].index(name)
+    fields = list(SECTION.unpack_from(data, place))
+    fields[field] = value
+    return put(data, place, "<IIQQQQIIQQ", *fields)
 
 
-def note(owner: bytes, kind: int, described: bytes) -> Change:
+@later
+def note(data: bytes, owner: bytes, kind: int, described: bytes) -> bytes:
     """In the place of the build id."""
-
-    def change(data: bytes) -> bytes:
-        there = Elf(data).of(NOTE)[0]
-        new = struct.pack("<3I", len(owner), len(described), kind) + owner.ljust(-(-len(owner) // 4) * 4, b"\0") + described
-        assert len(new) <= there.stored
-        changed = data[: there.offset] + new + data[there.offset + len(new) :]
-        return segment(NOTE, 0, 5, lambda _, __: len(new))(segment(NOTE, 0, 6, lambda _, __: len(new))(changed))
-
-    return change
+    there = Elf(data).of(NOTE)[0]
+    new = struct.pack("<3I", len(owner), len(described), kind) + owner.ljust(-(-len(owner) // 4) * 4, b"\0") + described
+    assert len(new) <= there.stored
+    changed = data[: there.offset] + new + data[there.offset + len(new) :]
+    return segment(NOTE, 0, 5, lambda _, __: len(new))(segment(NOTE, 0, 6, lambda _, __: len(new))(changed))
 
 
 def fixed(value: int) -> Callable[..., int]:

@@ -7,22 +7,20 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from packaging.version import Version
 
 from ci.errors import CheckFailed, CiError, EnvironmentProblem
 from ci.matrix import REPOSITORY, load
 from ci.release.dist import Dist, complete
-from ci.release.publish import Limits, publish
+from ci.release.publish import publish
+from ci.release.upload import Limits
 
 from . import index_support
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from pathlib import Path
 
 LIMITS = Limits(attempts=2, upload=20, listed=20, pause=0.1)
 KILL_SECONDS = 120

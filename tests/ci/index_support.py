@@ -9,18 +9,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from ci.errors import EnvironmentProblem
 from ci.files import sha256
 from ci.index import Index, named
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 HOST = "127.0.0.1"
 START_SECONDS = 30

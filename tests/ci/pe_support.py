@@ -9,18 +9,17 @@ from typing import Any
 
 import pefile
 
+from .damage_support import later
+
 Spoil = Callable[[bytes], bytes]
 
 
-def image(change: Callable[[Any], object]) -> Spoil:
+@later
+def image(data: bytes, change: Callable[[Any], object]) -> bytes:
     """A change that pefile makes."""
-
-    def spoil(data: bytes) -> bytes:
-        image = pefile.PE(data=data, fast_load=True)
-        change(image)
-        return bytes(image.write())
-
-    return spoil
+    image = pefile.PE(data=data, fast_load=True)
+    change(image)
+    return bytes(image.write())
 
 
 def header(**fields: int) -> Spoil:
@@ -55,15 +54,12 @@ def swapped_sections(data: bytes) -> bytes:
     return data[:first] + data[second : second + 40] + data[first : first + 40] + data[second + 40 :]
 
 
-def filled_gap(number: int) -> Spoil:
+@later
+def filled_gap(data: bytes, number: int) -> bytes:
     """Bytes between those of a section that the linker made and the beginning of the next."""
-
-    def spoil(data: bytes) -> bytes:
-        section = pefile.PE(data=data, fast_load=True).sections[number]
-        place = section.PointerToRawData + section.Misc_VirtualSize
-        return data[:place] + b"x" + data[place + 1 :]
-
-    return spoil
+    section = pefile.PE(data=data, fast_load=True).sections[number]
+    place = section.PointerToRawData + section.Misc_VirtualSize
+    return data[:place] + b"x" + data[place + 1 :]
 
 
 def imports_of_python(data: bytes) -> tuple[int, int]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 from ci.files import record_digest
 from ci.matrix import Build, Platform, load
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 MATRIX = load()
 PROJECT = MATRIX.name.replace("-", "_")

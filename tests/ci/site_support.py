@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from .index_support import Silent, serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @contextlib.contextmanager

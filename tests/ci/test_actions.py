@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from ci.wheelfile import archive
 
 from .audit_support import NAMES, write_wheel
 from .trial_support import ALWAYS, FILES, Gh, make_gh, record
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RUN = Run("owner/name", 42)
 HOST = host_platform().name

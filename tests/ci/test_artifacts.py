@@ -6,7 +6,7 @@ import re
 import stat
 import struct
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from packaging.tags import Tag, cpython_tags
@@ -17,9 +17,6 @@ from ci.wheelfile import archive
 
 from .audit_support import NAMES, write_wheel
 from .trial_support import FILES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LINUX, WINDOWS = NAMES["linux"], NAMES["windows"]
 HERE = [*cpython_tags((3, 12), ["cp312"], ["manylinux_2_31_x86_64", "manylinux_2_28_x86_64"]), Tag("py3", "none", "any")]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -42,9 +43,6 @@ from .audit_support import (
     with_sbom,
     write_wheel,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def test_good_wheel(audited: Callable[..., set[str]]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import stat
 import struct
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from ci.errors import CheckFailed, EnvironmentProblem
 from ci.wheelfile import archive
 
 from .attack_support import NN, central, end, field, info, inserted, packed, put
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FOLDER = stat.S_IFDIR | 0o755
 

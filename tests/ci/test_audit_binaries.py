@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -37,9 +37,6 @@ from .audit_support import (
     with_sbom,
     write_wheel,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MODULE = f"mlx_cuda/{CU13.module}.abi3.so"
 NOBODY = "which neither manylinux_2_28_x86_64 nor the wheel nor a declared provider supplies"

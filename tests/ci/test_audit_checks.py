@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from packaging.utils import parse_wheel_filename
@@ -16,15 +17,11 @@ from ci.audit.checks.contents import _unstamped
 from ci.audit.checks.libraries import _below_site_packages, _requirements
 from ci.audit.checks.sbom import _differences
 from ci.audit.policy import for_wheel
+from ci.matrix import System
 from ci.wheelfile.binary import Binary
 from ci.wheelfile.wheel import Wheel
 
 from .audit_support import BUILD, DIST_INFO, MATRIX, METADATA, NAMES, RECORD, WINDOWS_BUILD
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ci.matrix import System
 
 NN, FOLDER, MODULE = "mlx_cuda/nn.py", "mlx_cuda/", "mlx_cuda/_cu13.pyd"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +17,6 @@ from ci.wheelfile.wheel import read
 
 from .audit_support import NAMES, Files, World, with_sbom, write_wheel
 from .damage_support import DAMAGES, Damage
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 REAL = os.environ.get("MLX_CUDA_WHEEL")  # a finished Linux wheel of this checkout
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,10 +32,7 @@ from .audit_support import (
     with_sbom,
     write_wheel,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+from .damage_support import later
 
 CHECKS = ("device", "device-digest")
 DECODE = f"{DEVICE}decode.fatbin"
@@ -67,15 +66,12 @@ def told(code: Files, change: Callable[[dict[str, Any]], object]) -> None:
     code[MANIFEST] = (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
 
 
-def rewritten(data: bytes, **says: list[str]) -> Callable[[Files], None]:
+@later
+def rewritten(code: Files, /, data: bytes, **says: list[str]) -> None:
     """Other contents of one file, with their digest and size in the manifest."""
-
-    def change(code: Files) -> None:
-        code[DECODE] = data
-        facts = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), **says}
-        told(code, lambda document: document["fatbins"]["decode"].update(facts))
-
-    return change
+    code[DECODE] = data
+    facts = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), **says}
+    told(code, lambda document: document["fatbins"]["decode"].update(facts))
 
 
 def test_good(found: Callable[..., Found]) -> None:

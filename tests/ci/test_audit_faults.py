@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ci.audit import audit_wheel, providers
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.matrix import System
 from ci.wheelfile.wheel import read
 
 from .attack_support import ANY, DOCUMENT, FAULTS, Fault, document, info, packed, plain, record_of
 from .audit_support import NAMES, QUICK, Files, World, good_files, make_world, with_sbom, write_wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from ci.matrix import System
 
 CHECKS = (*QUICK, "sbom")
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from zipfile import ZIP_STORED  # compressing would take most of the time
 
 import pytest
@@ -40,10 +42,6 @@ from .audit_support import (
     with_sbom,
     write_wheel,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 DOCUMENTS = (MANIFEST, "mlx_cuda/_libraries.json", "mlx_cuda/_build.json", BOM)
 FEW = 200

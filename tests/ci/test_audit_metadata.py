@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -29,10 +30,6 @@ from .audit_support import (
     wheel_file,
     write_wheel,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 MLX = f"Requires-Dist: mlx=={MATRIX.mlx}\n"
 TAG = "cp310-abi3-manylinux_2_28_x86_64"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from packaging.utils import parse_wheel_filename
@@ -11,13 +10,10 @@ from packaging.utils import parse_wheel_filename
 from ci.audit import expected, policy
 from ci.audit.expected import LONGEST, MOST, differences
 from ci.audit.policy import Module, for_wheel
-from ci.matrix import REPOSITORY
+from ci.matrix import REPOSITORY, System
 from ci.wheelfile.wheel import Wheel
 
 from .audit_support import BUILD, CU12, CU13, DIST_INFO, MATRIX, NAMES, RECORD, WHEEL
-
-if TYPE_CHECKING:
-    from ci.matrix import System
 
 
 def wheel(system: System, text: str = "") -> Wheel:

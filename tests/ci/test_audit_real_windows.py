@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from ci.matrix import load
 from ci.wheelfile.binary import parse
 from ci.wheelfile.wheel import read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

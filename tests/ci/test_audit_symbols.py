@@ -5,8 +5,7 @@ from __future__ import annotations
 import platform
 import struct
 import sys
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -15,9 +14,6 @@ from ci.wheelfile.binary.symbols import elf_hash
 from ci.wheelfile.wheel import read
 
 from .audit_support import CU13, NAMES, Files, World, said, with_module, write_wheel
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODULE = f"mlx_cuda/{CU13.module}.abi3.so"
 

@@ -6,8 +6,8 @@ import re
 import shutil
 import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pefile
 import pytest
@@ -16,6 +16,7 @@ from ci.audit import describe, providers
 from ci.audit.checks import CHECKS
 from ci.audit.checks.libraries import Supplier, supplier
 from ci.audit.policy import for_wheel
+from ci.matrix import System
 from ci.wheelfile.binary import parse
 from ci.wheelfile.wheel import read
 
@@ -34,11 +35,6 @@ from .pe_support import (
     swapped_sections,
     with_thunk,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ci.matrix import System
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from ci import __main__ as cli
@@ -16,13 +18,7 @@ from ci.errors import CheckFailed, EnvironmentProblem
 from ci.maintain import bump, tools
 from ci.matrix import package_table
 from ci.release import version
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from packaging.requirements import Requirement
-
-    from ci.toolkit.roots import Root
+from ci.toolkit.roots import Root
 
 OLD = matrix.load().mlx
 NEW = "99.1.0"

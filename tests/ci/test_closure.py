@@ -15,17 +15,15 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import platformdirs
 import pytest
 
 from ci import matrix, toolkit
+from ci.matrix import Cuda
 from ci.toolkit import uv
 from ci.wheelfile.binary import elf
-
-if TYPE_CHECKING:
-    from ci.matrix import Cuda
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="ELF modules can be loaded on Linux only")]
 

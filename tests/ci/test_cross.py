@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ from ci.__main__ import main
 from ci.audit import describe
 from ci.build import build, compiler
 from ci.wheelfile.binary import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ARM = matrix.load().platform("linux-aarch64")
 TOOLCHAIN = compiler.TOOLCHAINS / "linux-aarch64.cmake"

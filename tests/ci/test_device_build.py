@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,9 +24,6 @@ from ci.toolkit import roots
 from ci.wheelfile.binary import fatbin
 
 from .device_support import edit, installed_tools, reported, write_kernels
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TARGETS = ["90", "80", "compute_80"]
 FIRST = {"first.cu compute_80", "first.cu compute_90a", "first.cu sm_80", "first.cu sm_90a", "first.fatbin"}

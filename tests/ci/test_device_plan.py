@@ -6,7 +6,7 @@ import ast
 import re
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +17,6 @@ from ci.matrix import gpu
 from ci.toolkit import roots
 
 from .device_support import edit, write_kernels
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DEVICE = matrix.load().device
 TURING, FP8, HOPPER = (DEVICE.declared(name) for name in ("swiglu", "fp8", "flash_sm90"))

@@ -6,15 +6,12 @@ import hashlib
 import shutil
 import subprocess
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ci.errors import EnvironmentProblem
 from ci.maintain.differences import differences, explain
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DATE = (2026, 1, 2, 3, 4, 6)
 

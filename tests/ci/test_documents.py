@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,10 +12,6 @@ from benchmarks import architecture, platforms
 from ci.device import plan
 from ci.errors import CheckFailed
 from ci.matrix import REPOSITORY, load
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text("utf-8")
 

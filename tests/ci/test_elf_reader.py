@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import struct
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +14,6 @@ from ci.wheelfile.binary.model import Binary
 
 from .damage_support import header, put, segment
 from .elf_support import fixed, linked, relocation
-
-if TYPE_CHECKING:
-    import struct
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ from ci.wheelfile.binary.elf import HEADER, SEGMENT, Elf
 from .audit_support import CU13, NAMES, Files, World, member, with_sbom, write_wheel
 from .fuzz.__main__ import Fuzzer
 from .fuzz.mutants import elf
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SEEDS = [f"1:{number}" for number in range(12)]
 

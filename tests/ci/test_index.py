@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -16,15 +18,10 @@ from ci.errors import CheckFailed, EnvironmentProblem
 from ci.index import Index, named
 from ci.release import check, standing
 from ci.release.dist import complete
-from ci.release.standing import plan
+from ci.release.upload import plan
 
 from .index_support import Silent, serving
 from .release_support import EXTRAS, MATRIX, VERSION, make_dist, metadata, wheel_name, write_wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 
 NAME = wheel_name(next(iter(MATRIX.platforms.values())), MATRIX.builds[0])
 

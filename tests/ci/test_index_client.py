@@ -8,10 +8,12 @@ import hashlib
 import json
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,10 +22,6 @@ from ci.index import Index, client
 
 from .index_support import Silent, serving
 from .release_support import MATRIX, VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 JSON = "application/vnd.pypi.simple.v1+json"
 ADDRESS = "check the address of the index, and what stands between it and this machine (a proxy, a login page)"

@@ -6,16 +6,14 @@ import json
 import shutil
 import subprocess
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ci import __main__ as cli
 from ci import matrix
 from ci.matrix import Row, changes, jobs
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LINUX, ARM, WINDOWS = ALL = list(matrix.load().platforms)
 ROWS = (

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ci.matrix import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 LAYERS = {  # what stands in one line knows nothing of its neighbours
     "ci": [
@@ -26,12 +23,14 @@ LAYERS = {  # what stands in one line knows nothing of its neighbours
         "_operation",
         "_all_sum _matmul _recurrence _swiglu",
         "_attention",
+        "_operations",
         "_replay _tuning",
         "_mlx_lm",
         "_invariant",
         "_doctor _patch _run nn",
         "_decode_step",
         "_explain",
+        "_explain_command",
         "_check",
     ],
 }

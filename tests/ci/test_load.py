@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +16,6 @@ from ci.wheelfile.wheel import read
 
 from .audit_support import CU13, NAMES, Files, World, make_world, member, with_module, write_wheel
 from .damage_support import without_sections
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the loader of Linux is asked")
 

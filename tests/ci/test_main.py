@@ -7,17 +7,14 @@ import io
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem, ending
 from ci.matrix import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

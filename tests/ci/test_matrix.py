@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import ctypes
 import re
-import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -15,16 +15,9 @@ from packaging.version import Version
 
 from ci import matrix
 from ci.errors import EnvironmentProblem
+from ci.files import tomllib
 from ci.matrix import Row, gpu, package_table
 from ci.release.version import unfit
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

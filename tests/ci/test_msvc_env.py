@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from ci.errors import EnvironmentProblem
 from ci.files import tomllib
 
 from .windows_support import DECLARED, VCVARSALL, VERSION, WINDOWS, Studio, program
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from packaging.version import Version
@@ -29,11 +29,8 @@ from . import index_support
 from .release_support import MATRIX, make_dist, metadata, wheel_name, write_innocent, write_wheel
 from .site_support import pages
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    Capture = pytest.CaptureFixture[str]
-    Patch = pytest.MonkeyPatch
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 NIGHTS = [f"{MATRIX.mlx}.2.dev2026112{day}1031" for day in range(1, 5)]
 PROJECT = Path("simple") / MATRIX.name

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from ci.trial import origin
 from ci.trial.actions import Run
 
 from .trial_support import Gh, make_gh
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WHEELS = ".github/workflows/wheels.yml"
 OWN: dict[str, Any] = {

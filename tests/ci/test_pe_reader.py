@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import struct
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pefile
 import pytest
 
-from ci.wheelfile.binary import BinaryError, parse, pe
+from ci.wheelfile.binary import Binary, BinaryError, parse, pe
 
 from .audit_support import World, require
 from .pe_support import directory, header, imports_of_python, section, signed, with_thunk
-
-if TYPE_CHECKING:
-    from ci.wheelfile.binary import Binary
 
 SOURCE = """
 __declspec(dllimport) int PyModule_Create2(void *, int);

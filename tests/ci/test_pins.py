@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ci import __main__ as cli
 from ci.maintain import pins
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STEPS = "jobs:\n  a:\n    steps:\n"
 

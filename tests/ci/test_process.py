@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ci import process
 from ci.errors import EnvironmentProblem
 from ci.matrix import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Who runs programs otherwise: uv's messages pass by while it works; cmd has rules of its own for quotes, and what `msvc-env` runs takes the
 # terminal; a mutant that hangs is ended with all that it began; device code is stored under all that the compilers' file says, so that a

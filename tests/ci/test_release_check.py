@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -24,10 +24,6 @@ from ci.release.dist import MANIFEST, agree, complete, read_manifest, settle
 
 from .release_support import MATRIX, VERSION, make_dist, metadata, wheel_name, write_wheel
 from .trial_support import ALWAYS, record
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 LINUX, *_ = MATRIX.platforms.values()
 BUILD = MATRIX.builds[0]

@@ -11,26 +11,25 @@ import hashlib
 import json
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from packaging.version import Version
 
 from ci.errors import CheckFailed, CiError, EnvironmentProblem
 from ci.index import Index, client
-from ci.release import publish as publishing
+from ci.release import upload as uploading
 from ci.release.dist import Dist, complete
-from ci.release.publish import Limits, publish
+from ci.release.publish import publish
+from ci.release.upload import Limits
 from ci.release.verify import verify
 
 from .index_support import Silent, serving
 from .release_support import MATRIX, VERSION, make_dist
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 JSON = "application/vnd.pypi.simple.v1+json"
 LOGIN = b"<!doctype html><title>Sign in</title><form action=login><input name=user></form>"
@@ -121,7 +120,7 @@ class Hostile:
 def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile]:
     made = Hostile()
     clock = SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now)
-    for module in (client, publishing):
+    for module in (client, uploading):
         monkeypatch.setattr(module, "time", clock)
     with serving(made.handler) as url:
         made.stands_at(url)

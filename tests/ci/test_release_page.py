@@ -8,11 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import date, datetime, timezone, tzinfo
 from email import message_from_bytes
+from email.message import Message
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -28,10 +30,6 @@ from ci.release.dist import complete
 
 from .audit_support import DIST_INFO, Files
 from .release_support import MATRIX, VERSION, make_dist, wheel_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from email.message import Message
 
 HOST = "https://github.example"
 HERE = f"{HOST}/owner/name"

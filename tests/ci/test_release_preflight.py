@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -15,17 +17,12 @@ from ci import __main__ as cli
 from ci import index
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.index import Index, Remote
+from ci.matrix import Platform
 from ci.release import changelog, dependencies, github, preflight, standing
 from ci.toolkit import uv
 
 from .release_support import MATRIX, VERSION
 from .trial_support import ALWAYS, Gh, make_gh, record
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from ci.matrix import Platform
 
 REPOSITORY = "owner/name"
 ENVIRONMENTS = f"repos/{REPOSITORY}/environments?per_page=100"

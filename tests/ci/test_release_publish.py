@@ -6,10 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from packaging.version import Version
@@ -19,15 +19,13 @@ from ci.errors import CheckFailed, EnvironmentProblem
 from ci.files import sha256
 from ci.matrix import REPOSITORY
 from ci.release.dist import ATTESTATION, MANIFEST, Dist, complete, read_manifest, settle
-from ci.release.publish import publish, sign
+from ci.release.publish import publish
+from ci.release.upload import sign
 from ci.toolkit import uv
 
 from . import index_support
 from .faults_support import FAULTS, LIMITS, Outcome, play
 from .release_support import MATRIX, VERSION, make_dist, write_wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 OLDER = f"{MATRIX.mlx}.6"
 HERE = MATRIX.platforms["linux-x86_64"]
@@ -163,7 +161,7 @@ def test_what_publishes_runs_next_to_nothing(dist: Dist, tmp_path: Path) -> None
     names = done.stdout.splitlines()[-1].split()
     ours = {"audit", "console", "errors", "files", "index", "matrix", "process", "release"}
     assert {name.split(".")[1] for name in names if name.startswith("ci.") and name != "ci.__main__"} == ours
-    release = {"dist", "publish", "standing", "version"}
+    release = {"dist", "publish", "standing", "upload", "version"}
     assert {name.split(".")[2] for name in names if name.startswith("ci.release.")} == release
     assert not [name for name in names if name.startswith("ci.audit.")]
     assert not {"auditwheel", "cyclonedx", "delvewheel", "elftools", "jinja2", "pefile", "rich", "tomlkit", "uv"} & set(names)

@@ -16,9 +16,10 @@ from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.index import Index, Remote, named
 from ci.release import publish as publishing
+from ci.release import upload as uploading
 from ci.release.dist import ATTESTATION, Dist, complete
-from ci.release.publish import Limits, publish, sign
-from ci.release.standing import Plan
+from ci.release.publish import publish
+from ci.release.upload import Limits, Plan, sign
 
 from .release_support import VERSION, make_dist
 from .trial_support import ALWAYS, Runs, record
@@ -39,7 +40,7 @@ class Outside:
         self.slept: list[float] = []
         monkeypatch.setattr(Index, "files", lambda *_, **__: self.files())
         monkeypatch.setattr(subprocess, "run", self.run)
-        monkeypatch.setattr(publishing, "time", SimpleNamespace(sleep=self.slept.append, monotonic=lambda: 1000 + sum(self.slept)))
+        monkeypatch.setattr(uploading, "time", SimpleNamespace(sleep=self.slept.append, monotonic=lambda: 1000 + sum(self.slept)))
 
     def files(self) -> tuple[Remote, ...]:
         self.looks += 1
@@ -167,7 +168,7 @@ def test_silence_has_three_attempts(outside: Outside, monkeypatch: pytest.Monkey
         raise subprocess.TimeoutExpired([], options["timeout"])
 
     monkeypatch.setattr(subprocess, "run", twine)
-    monkeypatch.setattr(publishing, "time", SimpleNamespace(sleep=outside.slept.append, monotonic=lambda: taken + sum(outside.slept)))
+    monkeypatch.setattr(uploading, "time", SimpleNamespace(sleep=outside.slept.append, monotonic=lambda: taken + sum(outside.slept)))
     with pytest.raises(EnvironmentProblem, match="could not be uploaded in 3 attempts: no answer in 600 s"):
         outside.publish()
     assert taken == 1800

@@ -8,10 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from email.message import Message
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from packaging.version import Version
@@ -19,17 +20,13 @@ from packaging.version import Version
 from ci import __main__ as cli
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.index import Index
+from ci.matrix import Platform
 from ci.release.dist import MANIFEST, complete, settle
 from ci.release.verify import Verified, _Job, _pythons, verify
 from ci.trial.fresh import Fresh
 
 from . import index_support
 from .release_support import EXTRAS, MATRIX, VERSION, make_dist, metadata, wheel_name, write_innocent, write_wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ci.matrix import Platform
 
 HERE = sys.executable
 REQUIRING = {"METADATA": metadata(requires="innocent==1.0")}

@@ -6,8 +6,9 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -17,10 +18,6 @@ from ci import matrix
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.files import tomllib
 from ci.release.version import PACKAGE, PROJECT, current, development, stamp, stated, tagged, unfit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MLX = matrix.load().mlx
 NOON = "2026-03-04T13:06:59+01:00"

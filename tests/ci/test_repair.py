@@ -6,12 +6,12 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ci.audit import audit_wheel, providers
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.matrix import Cuda, Library, Matrix, System
 from ci.repair import prove_excludes, repair
 from ci.repair.sbom.archive import source_date_epoch
 from ci.wheelfile.wheel import read
@@ -33,9 +33,6 @@ from .audit_support import (
     with_device,
     write_wheel,
 )
-
-if TYPE_CHECKING:
-    from ci.matrix import Cuda, Library, Matrix, System
 
 BUILT = {"linux": NAMES["linux"].replace("manylinux_2_28", "linux"), "windows": NAMES["windows"]}
 

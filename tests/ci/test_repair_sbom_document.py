@@ -6,9 +6,11 @@ import json
 import stat
 import uuid
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version as installed_version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +23,6 @@ from ci.toolkit import lock, roots
 from ci.wheelfile.wheel import MANIFEST, SBOM
 
 from .audit_support import DIST_INFO, METADATA, NAMES, PROJECT, RECORD, VERSION, WHEEL, Change, Files, World, replaced, write_wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 MATRIX = load()
 MEMBER = f"{DIST_INFO}/sboms/{SBOM}"

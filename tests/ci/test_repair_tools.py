@@ -11,7 +11,7 @@ import sysconfig
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,13 +19,11 @@ from ci import __main__ as cli
 from ci.audit import providers
 from ci.audit.policy import platform_of
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.matrix import System
 from ci.repair import DECLARED, prove_excludes, repair
 from ci.wheelfile.wheel import SBOM, read
 
 from .audit_support import CU13, DIST_INFO, MATRIX, NAMES, SUFFIXES, Files, World, write_wheel
-
-if TYPE_CHECKING:
-    from ci.matrix import System
 
 
 @pytest.fixture(scope="module", params=["linux", "windows"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +14,6 @@ from ci.errors import EnvironmentProblem
 from ci.maintain import checkout, container, reproduce
 
 from .audit_support import DIST_INFO, NAMES, wheel_file, write_wheel
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="umask, links and the stand-in for a container engine are of POSIX")
 NAME = NAMES["linux"]

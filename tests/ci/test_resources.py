@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from ci.maintain import resources
 from ci.matrix import REPOSITORY, load
 
 from .device_support import installed_tools
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DOCUMENT = REPOSITORY / "docs" / "results" / "gpus.md"
 SOURCE = """

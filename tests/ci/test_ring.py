@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ci import matrix
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SOURCE = matrix.REPOSITORY / "src/attention/decode"
 PATIENCE = 20_000  # steps in which nothing happens

@@ -8,9 +8,10 @@ import json
 import os
 import time
 import zipfile
+from collections.abc import Callable
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from cyclonedx.schema import SchemaVersion
@@ -20,7 +21,7 @@ from ci.audit import audit_wheel, providers
 from ci.audit.checks.sbom import _shown
 from ci.audit.sbom.document import render
 from ci.errors import CheckFailed, EnvironmentProblem
-from ci.matrix import load
+from ci.matrix import System, load
 from ci.repair import repair, sbom
 from ci.repair.sbom import archive
 from ci.toolkit import lock, roots
@@ -28,11 +29,7 @@ from ci.wheelfile.wheel import MANIFEST, SBOM
 from ci.wheelfile.wheel import read as read_wheel
 
 from .audit_support import BUILD, DIST_INFO, NAMES, PROJECT, VERSION, WINDOWS_BUILD, Files, World, member, with_sbom, write_wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ci.matrix import System
+from .damage_support import later
 
 MATRIX = load()
 MEMBER = f"{DIST_INFO}/sboms/{SBOM}"
@@ -276,22 +273,18 @@ def test_a_failure_leaves_the_wheel(wheel: Path, monkeypatch: pytest.MonkeyPatch
 # ------------------------------------------------------------------------------------------------------------ the audit's check
 
 
-def changed(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
-    def spoil(data: bytes) -> bytes:
-        document = json.loads(data)
-        change(document)
-        return json.dumps(document).encode()
-
-    return spoil
+@later
+def changed(data: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    document = json.loads(data)
+    change(document)
+    return json.dumps(document).encode()
 
 
-def without(name: str) -> Callable[[dict[str, Any]], None]:
-    def change(document: dict[str, Any]) -> None:
-        kept = [each for each in document["components"] if each["name"] != name]
-        assert len(kept) < len(document["components"])
-        document["components"] = kept
-
-    return change
+@later
+def without(document: dict[str, Any], name: str) -> None:
+    kept = [each for each in document["components"] if each["name"] != name]
+    assert len(kept) < len(document["components"])
+    document["components"] = kept
 
 
 def other_hash(document: dict[str, Any]) -> None:

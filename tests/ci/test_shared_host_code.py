@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import filecmp
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ci import matrix, toolkit
 from ci.errors import EnvironmentProblem
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SRC = matrix.REPOSITORY / "src"
 CMAKE = (matrix.REPOSITORY / "CMakeLists.txt").read_text("utf-8")

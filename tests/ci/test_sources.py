@@ -7,10 +7,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from packaging.utils import canonicalize_name
@@ -23,9 +23,6 @@ from ci.matrix import REPOSITORY
 from ci.toolkit import lock, roots
 
 from .audit_support import PROJECT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LICENCES = REPOSITORY / "licenses"
 LOCKED = {pin.requirement.split("==")[0] for root in roots.declared().values() for pin in lock.parse(roots.lock_text(root))}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -13,10 +14,6 @@ from ci.report import slots, summary
 from ci.report.slots import Slot
 from ci.report.summary import Earlier
 from ci.wheelfile.facts import DeviceFacts, ModuleFacts, WheelFacts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 LINUX, ARM = (Slot("mlx-cuda", f"Linux {machine}", "cp310-abi3") for machine in ("x86_64", "aarch64"))
 TAG = "cp310-abi3-manylinux_2_28_x86_64"

@@ -6,7 +6,7 @@ import errno
 import shutil
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import filelock
 import pytest
@@ -15,10 +15,7 @@ from ci import toolkit
 from ci.errors import EnvironmentProblem
 from ci.toolkit import manifest, roots
 from tests.ci import toolkit_support as support
-from tests.ci.toolkit_support import LINUX, ROOT, problem, run
-
-if TYPE_CHECKING:
-    from tests.ci.toolkit_support import Index
+from tests.ci.toolkit_support import LINUX, ROOT, Index, problem, run
 
 
 def test_verify_finds_a_changed_a_missing_and_an_added_file(index: Index, capsys: pytest.CaptureFixture[str]) -> None:

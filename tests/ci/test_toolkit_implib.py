@@ -5,16 +5,13 @@ from __future__ import annotations
 import shutil
 import struct
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pefile
 import pytest
 
 from ci.toolkit import implib, layout
 from ci.toolkit.implib import Export
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GCC = "x86_64-w64-mingw32-gcc"
 DLL = "acmeMath64_12.dll"

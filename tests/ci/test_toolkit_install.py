@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,10 +17,7 @@ from ci import matrix, toolkit
 from ci.errors import EnvironmentProblem
 from ci.toolkit import layout, lock, manifest, roots, uv
 from tests.ci import toolkit_support as support
-from tests.ci.toolkit_support import LINUX, ROOT, problem, run
-
-if TYPE_CHECKING:
-    from tests.ci.toolkit_support import Index
+from tests.ci.toolkit_support import LINUX, ROOT, Index, problem, run
 
 
 def no_uv(*_: str, **__: Any) -> None:

@@ -6,7 +6,8 @@ import ctypes
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from elftools.elf.elffile import ELFFile
@@ -18,9 +19,6 @@ from ci import matrix, toolkit
 from ci.device import compilers
 from ci.errors import EnvironmentProblem
 from ci.toolkit import lock, manifest, provision, roots, stub
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MATRIX = matrix.load()
 ROOTS = roots.declared()

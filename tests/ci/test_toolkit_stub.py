@@ -8,16 +8,14 @@ import platform
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from elftools.elf.elffile import ELFFile
 
 from ci.toolkit import stub
 from tests.ci import toolkit_support as support
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FUNCTIONS = ["cuInit", "cuLaunchKernel", "cuLaunchKernel_ptsz", "cuMemAlloc", "cuMemAlloc_v2", "cuMemcpy", "cuMemcpy_ptds"]
 SONAME = "libcuda.so.1"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
@@ -19,9 +19,6 @@ from ci.files import tomllib
 from ci.maintain import tools
 from ci.toolkit import roots, uv
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 PROJECT = (matrix.REPOSITORY / "pyproject.toml").read_text("utf-8")
 GROUPS = tools.groups(PROJECT)
 FILES = {path.stem: text for path, text in tools.read(matrix.REPOSITORY).items()}
@@ -29,7 +26,7 @@ SYSTEMS = ({"sys_platform": "linux", "platform_system": "Linux"}, {"sys_platform
 CPYTHONS = [f"3.{minor}" for minor in range(10, 16)]
 ENVIRONMENTS = [
     {**system, "platform_machine": machine, "python_version": version, "python_full_version": f"{version}.{patch}"}
-    for system, machine, version, patch in product(SYSTEMS, ("x86_64", "AMD64", "aarch64"), CPYTHONS, (0, 20))
+    for system, machine, version, patch in itertools.product(SYSTEMS, ("x86_64", "AMD64", "aarch64"), CPYTHONS, (0, 20))
 ]
 
 
@@ -226,7 +223,7 @@ def test_there_are_wheels_for_every_platform_and_cpython(group: str, tmp_path: P
     versions = [version for version in CPYTHONS if (group, version) not in WITHOUT_WHEELS]
     if pytestconfig.getoption("--place", default=None) != "nightly":
         versions = [versions[0], versions[-1]]
-    for platform, version in product(matrix.load().platforms.values(), versions):
+    for platform, version in itertools.product(matrix.load().platforms.values(), versions):
         there = ["--target", str(tmp_path), "--python-platform", platform.uv, "--python-version", version]
         command = [uv.executable(), "pip", "install", "--dry-run", "--quiet", "--require-hashes", *there, "-r", file]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -11,9 +11,10 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,6 @@ from ci.trial.trial import Case
 
 from .audit_support import NAMES, VERSION, write_wheel
 from .trial_support import DOCTOR, FILES, PURE, make_wheel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PYPROJECT = """\
 [tool.pytest.ini_options]

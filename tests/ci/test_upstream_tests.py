@@ -7,7 +7,8 @@ import subprocess
 import tarfile
 from collections import Counter
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,6 @@ from tests.upstream import model, sources, verdict
 from tests.upstream.running import Job, Machine, Outcome, Ran
 
 from .index_support import server
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CORE = """\
 import types

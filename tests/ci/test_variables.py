@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ci.trial import variables
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BOTH = [
     *("PATH", "LD_LIBRARY_PATH", "TMPDIR", "TEMP", "TMP", "LANG", "LANGUAGE", "LC_ALL", "TZ"),

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -21,9 +21,6 @@ from ci.trial.fresh import Fresh
 
 from .release_support import EXTRAS as OFFERED
 from .release_support import MATRIX, VERSION, metadata, wheel_name, write_innocent, write_wheel
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAME = wheel_name(MATRIX.platforms["linux-x86_64"], MATRIX.builds[0])
 DIST_INFO = f"mlx_cuda-{VERSION}.dist-info"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,6 @@ from ci import matrix
 from wheel_hooks import before_all, factory
 
 FACTORY = str(matrix.REPOSITORY / "requirements" / "factory.txt")  # a word of the third command only
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.fixture

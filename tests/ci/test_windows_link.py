@@ -13,19 +13,16 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pefile
 import pytest
 
 from ci import matrix
+from ci.matrix import Cuda, Platform
 from ci.wheelfile.binary import elf
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ci.matrix import Cuda, Platform
 
 WINDOWS = matrix.load().platform("win-amd64")
 VERSIONS = list(matrix.load().cuda.values())

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,14 +16,10 @@ from ci import matrix
 from ci.build import compiler
 from ci.device import manifest as device_manifest
 from ci.device import plan
+from ci.matrix import Platform
 from ci.toolkit import manifest, roots
 
 from .windows_support import WINDOWS, checkout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ci.matrix import Platform
 
 MAX_PATH = 260
 RESERVED = {"con", "prn", "aux", "nul", *(f"{name}{number}" for name in ("com", "lpt") for number in range(1, 10))}

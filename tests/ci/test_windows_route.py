@@ -13,8 +13,9 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -23,17 +24,13 @@ from ci.audit import audit_wheel, providers
 from ci.audit.checks import CHECKS
 from ci.build import compiler, msvc_env
 from ci.device import manifest, plan
+from ci.matrix import Platform
 from ci.repair import repair
 from ci.toolkit import roots
 from ci.wheelfile.wheel import MANIFEST
 
 from .audit_support import DEVICE_CODE, NAMES, World, make_world
 from .windows_support import DECLARED, WINDOWS, Studio, checkout, program, write_toolchain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ci.matrix import Platform
 
 VERSIONS = list(matrix.load().cuda.values())
 

@@ -11,18 +11,15 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from ci import matrix
 from ci.build import compiler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ci.matrix import Platform
+from ci.matrix import Platform
 
 SOURCES = matrix.REPOSITORY / "src"
 GXX = "x86_64-w64-mingw32-g++-posix"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +19,7 @@ from ci.device import compilers, plan
 from ci.trial.trial import copy_tests
 
 from . import wine_support
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from .wine_support import Wine
+from .wine_support import Wine
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,10 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -23,10 +25,6 @@ from ci import matrix
 from ci.files import tomllib
 from tests.pipeline import runner
 from tests.upstream import __main__ as upstream
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 FOLDER = matrix.REPOSITORY / ".github" / "workflows"
 FILES = sorted(FOLDER.glob("*.yml"))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +17,6 @@ from ci import __main__ as command_line
 from ci import matrix, toolkit
 from ci.errors import EnvironmentProblem
 from ci.toolkit import lock, roots
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TAGS = {"linux-x86_64": "manylinux_2_28_x86_64", "linux-aarch64": "manylinux_2_28_aarch64", "win-amd64": "win_amd64"}
 ROOT = "cuda-0.1"

@@ -8,14 +8,12 @@ import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from .audit_support import DIST_INFO, VERSION, Files, write_wheel
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Enough to be a wheel with a right RECORD.
 FILES: Files = {"mlx_cuda/__init__.py": b"", f"{DIST_INFO}/METADATA": f"Name: mlx-cuda\nVersion: {VERSION}\n".encode()}

@@ -6,17 +6,14 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ci import matrix
 from ci.build import msvc_env
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 WINDOWS = matrix.load().platform("win-amd64")
 DECLARED = matrix.load().compilers["windows"]

@@ -14,9 +14,9 @@ import sys
 import tarfile
 import threading
 import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import pefile
 import pytest
@@ -25,9 +25,6 @@ from pypi_simple import PyPISimple
 from ci import matrix
 from ci.device import manifest, plan
 from ci.toolkit import uv
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 HERE = Path(__file__).parent / "wine"
 WINDOWS = matrix.load().platform("win-amd64")

@@ -1,12 +1,14 @@
-"""Models of all formats, and their recorded steps against themselves in float32."""
+"""Models of all formats, and their captured steps against themselves in float32."""
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
+import numpy as np
 import pytest
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map
@@ -16,11 +18,6 @@ from .decoding_model import Experts, KVCache, Model, nn
 from .formats import Form
 from .support import host, relative_error
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-
 PROMPT = 11
 TOLERANCE = {mx.float32: 5e-3, mx.float16: 1e-2, mx.bfloat16: 6e-2}  # of logits after a few layers
 FOUR = Form("affine", 4, 64)
@@ -28,7 +25,7 @@ FOUR = Form("affine", 4, 64)
 
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recordings have to grow soon."""
+    """Captures have to grow soon."""
     monkeypatch.setattr(caches, "LEAST_CAPACITY", 32)
     monkeypatch.setattr(caches, "HEADROOM", 4)
 

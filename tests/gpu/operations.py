@@ -102,7 +102,7 @@ OPERATIONS: dict[str, tuple[str, Make]] = {
     "flash": ("kernel", lambda rng: attention(rng, 200, 300, mask="causal")),
     "flash with a soft cap": ("kernel", lambda rng: attention(rng, 200, 200, softcap=20.0)),
     "cudnn": ("cudnn", lambda rng: attention(rng, 208, 208, mask="causal")),
-    "skinny": ("kernel", lambda rng: quantized(rng, 6)),
+    "small_m": ("kernel", lambda rng: quantized(rng, 6)),
     "dequantize, no kernel": ("kernel", lambda rng: quantized(rng, 600)),
     "dequantize, no algorithm": ("cublaslt", lambda rng: quantized(rng, 600)),
     "experts, few": ("kernel", lambda rng: experts(rng, 7)),

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import formats
-from .cases import ROUNDOFF, TF32_ROUNDOFF, rounded
+from .cases import ROUNDOFF, TF32_ROUNDOFF, DTypeName, rounded
 from .formats import FORMS, Form
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from .cases import DTypeName
-    from .reference import Array
+from .reference import Array
 
 Kind = Literal["quantised", "experts", "pairs", "groups", "fp8"]
 
@@ -205,16 +200,16 @@ def expected(case: Case, results: dict[str, Any]) -> dict[str, tuple[Array, Arra
     x = arrays["x"].astype(np.float64)
     w = formats.dequantised(arrays["w"], arrays["scales"], arrays["biases"], case.form) if case.form else arrays["w"].astype(np.float64)
     w = w.swapaxes(-1, -2) if case.transpose else w
-    slope = arrays["cotangent"].astype(np.float64) if case.gradient else None
-    values = _one(case, arrays, x, w, slope)
-    squares = _one(case, arrays, x * x, w * w, None if slope is None else slope * slope)
+    cotangent = arrays["cotangent"].astype(np.float64) if case.gradient else None
+    values = _one(case, arrays, x, w, cotangent)
+    squares = _one(case, arrays, x * x, w * w, None if cotangent is None else cotangent * cotangent)
     return {name: (value, np.sqrt(squares[name])) for name, value in values.items()}
 
 
-def _one(case: Case, arrays: dict[str, Any], x: Array, w: Array, slope: Array | None) -> dict[str, Array]:
+def _one(case: Case, arrays: dict[str, Any], x: Array, w: Array, cotangent: Array | None) -> dict[str, Array]:
     """The result and, with its slope, gradients: those of x and of weights that are not quantised."""
     if not case.experts:
-        return {"out": x @ w} if slope is None else {"out": x @ w, "x": slope @ w.T}
+        return {"out": x @ w} if cotangent is None else {"out": x @ w, "x": cotangent @ w.T}
     # Matrices [products, rows, k], and for each expert which of them it has.
     matrices = x.reshape(-1, *x.shape[-2:])
     taken: list[Any]
@@ -227,16 +222,16 @@ def _one(case: Case, arrays: dict[str, Any], x: Array, w: Array, slope: Array | 
         matrices = matrices[lhs]
         taken = [rhs == expert for expert in range(case.experts)]
     values = {"out": np.zeros((*matrices.shape[:2], case.n))}
-    slopes = None if slope is None else slope.reshape(values["out"].shape)
-    if slopes is not None:
+    cotangents = None if cotangent is None else cotangent.reshape(values["out"].shape)
+    if cotangents is not None:
         values |= {"x": np.zeros(matrices.shape), "w": np.zeros(w.shape)}
     for expert, those in enumerate(taken):
         values["out"][those] = matrices[those] @ w[expert]
-        if slopes is not None:
-            values["x"][those] = slopes[those] @ w[expert].T
-            values["w"][expert] = matrices[those].reshape(-1, case.k).T @ slopes[those].reshape(-1, case.n)
+        if cotangents is not None:
+            values["x"][those] = cotangents[those] @ w[expert].T
+            values["w"][expert] = matrices[those].reshape(-1, case.k).T @ cotangents[those].reshape(-1, case.n)
     values["out"] = values["out"].reshape(*case.indices, -1, case.n) if case.indices else values["out"][:, 0]
-    if slopes is not None:
+    if cotangents is not None:
         if case.offsets:
             values["x"] = values["x"][:, 0]
         else:
@@ -271,7 +266,7 @@ def bound(case: Case, engine: str, name: str, *, gpu: bool) -> float:
         return max(1.5 * unit, FP8_SUMS)
     allowed = (10 if name != "out" else 2 if case.form else 1.5) * unit + 1e-5
     # TF32 may be what is left of a float32 number when bits are cut off: two roundoffs of each of two.
-    return allowed + (4 * TF32_ROUNDOFF if gpu and case.dtype == "float32" and (engine != "skinny" or name != "out") else 0.0)
+    return allowed + (4 * TF32_ROUNDOFF if gpu and case.dtype == "float32" and (engine != "small_m" or name != "out") else 0.0)
 
 
 def judge(case: Case, engine: str, results: dict[str, Any], *, gpu: bool) -> list[str]:

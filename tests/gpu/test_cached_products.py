@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -23,12 +25,8 @@ from tests.package.threads import in_threads
 
 from .support import normal, primitives
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Call = Callable[[], mx.array]
-    Make = Callable[[np.random.Generator], tuple[mx.array, ...]]
+Call = Callable[[], mx.array]
+Make = Callable[[np.random.Generator], tuple[mx.array, ...]]
 
 pytestmark = pytest.mark.gpu
 
@@ -207,7 +205,7 @@ def test_the_stream_is_that_of_the_call(rng: np.random.Generator) -> None:
         with mx.stream(mx.cpu):
             assert_same(call(), expected[1])
         assert_same(on_cpu(), expected[1])
-        assert primitives(call()) == {"QuantizedSkinny"}
+        assert primitives(call()) == {"QuantizedSmallM"}
         with mx.stream(mx.cpu):
             assert primitives(call()) == primitives(on_cpu()) == {"QuantizedMatmul"}
 
@@ -298,7 +296,7 @@ def test_what_is_exported_needs_no_kernel_of_ours(rng: np.random.Generator, tmp_
     with OURS.patch():
         mx.eval(function(x, q), function(x, q))
         mx.export_function(file, function, x, q)
-        assert "QuantizedSkinny" in primitives(function(x, q)[0])
+        assert "QuantizedSmallM" in primitives(function(x, q)[0])
     imported: Any = mx.import_function(file)
     for got, expected in zip(imported(x, q), function(x, q), strict=True):
         assert_same(got, expected)

@@ -10,10 +10,13 @@ import os
 import pickle
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
+import numpy as np
 import pytest
 from mlx_cuda._loader import native
 from mlx_cuda._mlx_lm import in_pages
@@ -25,12 +28,6 @@ from mlx_cuda._replay.pool import held_by
 from .decoding_model import KVCache, Model
 from .mlx_lm_parts import SIZES, make_model, part
 from .support import host, relative_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    import numpy as np
 
 try:
     caches, generate, qwen3 = map(part, ("models.cache", "generate", "models.qwen3"))
@@ -98,7 +95,7 @@ def test_a_rotating_cache_grows_with_its_use(rng: np.random.Generator) -> None:
         used.append(mx.get_peak_memory() - before)
         del cache
     assert decoding_of(model).replayed >= 38
-    assert used[1] < 2 * used[0] + (64 << 20)  # 1024 rows of a recording are a few MiB here
+    assert used[1] < 2 * used[0] + (64 << 20)  # 1024 rows of a capture are a few MiB here
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -243,7 +240,7 @@ def test_nothing_is_computed_while_weights_are_not_evaluated(rng: np.random.Gene
     logits = model(words(rng, 1, 1), cache=cache)
     assert logits.shape == (1, 1, 512)
     assert mx.get_peak_memory() - before < 1 << 24  # the weights would be 4 GiB
-    assert not decoding_of(model).recorded
+    assert not decoding_of(model).captured
 
 
 def test_classes_are_mlx_lm_s_again(rng: np.random.Generator) -> None:

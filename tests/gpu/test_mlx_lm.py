@@ -1,4 +1,4 @@
-"""mlx-lm's own generation over recorded steps: its caches are cut, copied, saved and loaded, and tokens are those that float32 wants.
+"""mlx-lm's own generation over captured steps: its caches are cut, copied, saved and loaded, and tokens are those that float32 wants.
 
 Logits of random weights lie close together, so a token is compared where float32 separates the two best by more than MLX's own error.
 """
@@ -6,7 +6,9 @@ Logits of random weights lie close together, so a token is compared where float3
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -18,14 +20,9 @@ from mlx_cuda._mlx_lm.models import decoding_of
 from mlx_cuda._patch import _unpatched
 
 from .mlx_lm_parts import Tokenizer, make_model, part, wide
+from .reference import Array
 from .support import host, relative_error
 from .test_linear_models import COMMON, LINEAR
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 
@@ -369,7 +366,7 @@ def test_caches_that_were_left_go_on_together(rng: np.random.Generator, make: Ca
 
 
 def test_weights_that_the_host_has_read_between_batches(rng: np.random.Generator) -> None:
-    """They lie elsewhere then, and what was recorded of where they lay is not replayed."""
+    """They lie elsewhere then, and what was captured of where they lay is not replayed."""
     model, prompts = make_model(0), [words(rng, count) for count in (20, 33)]
     batched(model, prompts, 20)
     arrays = list(dict(tree_flatten(model.parameters())).values())

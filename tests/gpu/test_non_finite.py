@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx_cuda
@@ -21,9 +22,6 @@ from .decoding_checks import run as run_model
 from .formats import Form
 from .non_finite import NUMBERS, Attention, Call, attention, differences, finite, linear_attention, linear_call
 from .support import has_small_memory, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = pytest.mark.gpu
 
@@ -261,7 +259,7 @@ def test_linear(rng: np.random.Generator, name: str, dtype: mx.Dtype, activation
 
 
 # Rows, columns and what is summed up over: as each engine has them on Hopper.
-PRODUCTS = {"small": (1, 256, 512), "skinny": (6, 256, 512), "skinny, odd": (3, 100, 192), "dequantize": (1000, 256, 512)}
+PRODUCTS = {"gemv": (1, 256, 512), "small_m": (6, 256, 512), "small_m, odd": (3, 100, 192), "dequantize": (1000, 256, 512)}
 
 
 @derivatives

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -17,9 +18,6 @@ from . import reference
 from .decoding_checks import FOUR, make, words
 from .decoding_model import caches_of
 from .support import GRADIENT_TOLERANCE, TOLERANCE, device, host, normal, relative_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.older_gpus]
 
@@ -56,9 +54,9 @@ def test_attention(rng: Rng, options: dict[str, Any]) -> None:
 
 def test_gradients_of_attention(rng: Rng) -> None:
     q, k, v, cotangent = heads(rng, 4, 2, 2, 4)
-    slopes = mx.vjp(lambda *arrays: mlx_cuda.attention(*arrays, scale=0.125, mask="causal"), [q, k, v], [cotangent])[1]
+    gradients = mx.vjp(lambda *arrays: mlx_cuda.attention(*arrays, scale=0.125, mask="causal"), [q, k, v], [cotangent])[1]
     exact = reference.attention_vjp(*map(host, (q, k, v, cotangent)), scale=0.125, causal=True)
-    for mine, expected in zip(slopes, exact, strict=True):
+    for mine, expected in zip(gradients, exact, strict=True):
         close(mine, expected, GRADIENT_TOLERANCE[HALF])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda._loader.native
@@ -11,10 +11,8 @@ import pytest
 
 from . import quantized_cases as cases
 from .formats import FORMS, Form
+from .reference import Array
 from .support import DTYPES, ROUNDOFF, assert_close, assert_fused, host, normal, poison
-
-if TYPE_CHECKING:
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 
@@ -69,7 +67,7 @@ def product(
     x: mx.array, given: cases.Weights, lhs: mx.array | None = None, rhs: mx.array | None = None, transpose: bool = True
 ) -> mx.array:
     parts, options = arguments(given)
-    result: mx.array = native().quantized_skinny(x, *parts, lhs, rhs, transpose, *options, False, False, mx.default_stream(mx.gpu))
+    result: mx.array = native().quantized_small_m(x, *parts, lhs, rhs, transpose, *options, False, False, mx.default_stream(mx.gpu))
     return result
 
 
@@ -78,7 +76,7 @@ def check(x: mx.array, given: cases.Weights, transpose: bool = True) -> None:
     expected = host(x) @ (w.swapaxes(-1, -2) if transpose else w)
     poison(lambda: product(x * float("nan"), given, transpose=transpose), expected.shape, x.dtype)
     result = product(x, given, transpose=transpose)
-    assert_fused(result, "QuantizedSkinny")
+    assert_fused(result, "QuantizedSmallM")
     assert result.dtype == x.dtype
     assert result.shape == expected.shape
     assert_close(result, expected, tolerance=TOLERANCE[x.dtype], about=(x.shape, given.exact.shape))
@@ -315,7 +313,7 @@ def test_vmap(rng: np.random.Generator) -> None:
     given = weights(rng, Form("affine", 4, 64), (64, 256), mx.float16)
     x = normal(rng, (3, 256, 5), mx.float16)
     result = mx.vmap(lambda x: product(x, given), in_axes=2)(x)
-    assert_fused(result, "QuantizedSkinny")
+    assert_fused(result, "QuantizedSmallM")
     assert_close(result, np.moveaxis(host(x), 2, 0) @ values(given, mx.float16).T, tolerance=TOLERANCE[mx.float16])
 
 

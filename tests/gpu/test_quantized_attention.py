@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx_cuda
@@ -15,10 +15,8 @@ from mlx_cuda._mlx_lm import caches
 
 from . import reference
 from .mlx_lm_parts import part
+from .reference import Array
 from .support import TOLERANCE, assert_close, assert_fused, host, normal, poison, relative_error
-
-if TYPE_CHECKING:
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 
@@ -138,9 +136,9 @@ def test_derivatives_and_batches_of_calls(rng: np.random.Generator, bits: int) -
     k, k_values = packed(normal(rng, (2, 2, 90, 64), mx.bfloat16), "affine", 64, bits)
     v, v_values = packed(normal(rng, (2, 2, 90, 64), mx.bfloat16), "affine", 64, bits)
     cotangent = normal(rng, (2, 8, 1, 64), mx.bfloat16)
-    _, (slope,) = mx.vjp(lambda q: attend(q, k, v, group_size=64, bits=bits), [q], [cotangent])
+    _, (gradient,) = mx.vjp(lambda q: attend(q, k, v, group_size=64, bits=bits), [q], [cotangent])
     wanted = reference.attention_vjp(host(q), host(k_values), host(v_values), host(cotangent), scale=0.125)[0]
-    assert relative_error(slope, wanted) < 3e-2
+    assert relative_error(gradient, wanted) < 3e-2
     several = mx.stack([q, q * 2])
     out = mx.vmap(lambda q: attend(q, k, v, group_size=64, bits=bits))(several)
     for each, of in zip(out, several, strict=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -13,12 +14,8 @@ from mlx_cuda._loader import native as _native
 
 from . import quantized_cases as cases
 from .formats import FORMS, Form, e4m3, spread, unpacked
+from .reference import Array
 from .support import DTYPES, GRADIENT_TOLERANCE, LAYOUT, ROUNDOFF, TOLERANCE, assert_close, device, host, normal, poison, primitives
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 
@@ -64,7 +61,7 @@ def check(
     rows = x.size // x.shape[-1]
     few = rows <= most_few(x, transpose=transpose)
     if wanted is None:
-        wanted = "skinny" if few else "dequantize"
+        wanted = "small_m" if few else "dequantize"
     assert engine(OURS.quantized_matmul, x, *weights.arrays, **options) == wanted
     result = OURS.quantized_matmul(x, *weights.arrays, **options)
     assert result.dtype == x.dtype
@@ -222,19 +219,19 @@ def test_explain_names_the_kernel(rng: np.random.Generator) -> None:
 
     on_hopper = _native.capability(mx.Device(mx.gpu, 0)) == (9, 0)
     assert kernel((1,)) == ""
-    assert kernel(()) == kernel((1,), step=2) == "quantized_skinny quantized_skinny_affine4_bfloat16_1"
-    assert kernel((16,)) == "quantized_skinny quantized_skinny_affine4_bfloat16_2"
+    assert kernel(()) == kernel((1,), step=2) == "quantized_small_m quantized_small_m_affine4_bfloat16_1"
+    assert kernel((16,)) == "quantized_small_m quantized_small_m_affine4_bfloat16_2"
     assert kernel((3,), dtype=mx.float32) == "quantized_plain quantized_transposed_affine4_float32_4"
     assert kernel((1,), dtype=mx.float32) == "quantized_plain quantized_transposed_affine4_float32_1"
     assert kernel((3,), Form("nvfp4", 4, 16), transpose=False) == "quantized_plain quantized_plain_nvfp4_bfloat16_4"
-    many = "quantized_sm90 quantized_sm90_mxfp8_bfloat16_64" if on_hopper else "quantized_skinny quantized_skinny_mxfp8_bfloat16_4"
+    many = "quantized_sm90 quantized_sm90_mxfp8_bfloat16_64" if on_hopper else "quantized_small_m quantized_small_m_mxfp8_bfloat16_4"
     assert kernel((64,), Form("mxfp8", 8, 32)) == many
     assert kernel((600,)) == ""
     stack = cases.draw(rng, (64, 2048, 1024), FORM, mx.bfloat16)
     rhs = mx.array([1, 5, 9, 13, 17, 21, 25, 29])
     explained = OURS.explain(OURS.gather_qmm, normal(rng, (8, 1, 1024), mx.bfloat16), *stack.arrays, rhs_indices=rhs, **stack.options)
-    wanted = "quantized_moe_sm90 quantized_moe_affine4_bfloat16" if on_hopper else "quantized_skinny quantized_skinny_affine4_bfloat16_1"
-    assert (explained.engine, explained.kernel) == ("skinny", wanted)
+    wanted = "quantized_moe_sm90 quantized_moe_affine4_bfloat16" if on_hopper else "quantized_small_m quantized_small_m_affine4_bfloat16_1"
+    assert (explained.engine, explained.kernel) == ("small_m", wanted)
 
 
 @halves
@@ -247,7 +244,7 @@ def test_one_row_of_small_weights(
     whole = cases.draw(rng, (3, 1024, 1024), Form("affine", 4, 128), dtype)
     weights = cases.Weights(tuple(array[part] for array in whole.arrays), whole.exact[part], whole.form)
     x = row(normal(rng, (3, 5, 2 * 1024 + 9), dtype))
-    check(x, weights, transpose=True, wanted="small")
+    check(x, weights, transpose=True, wanted="gemv")
     ours = OURS.quantized_matmul(x, *weights.arrays, **weights.options)
     with OURS.patch():
         assert mx.array_equal(mx.quantized_matmul(x, *weights.arrays, **weights.options), ours)
@@ -268,17 +265,17 @@ def test_one_row_of_small_weights_is_mlx_s(rng: np.random.Generator) -> None:
 @dtypes
 def test_gradients_of_a_vector(rng: np.random.Generator, dtype: mx.Dtype) -> None:
     """Of everything that has one: MLX's own function raises an error for vectors here."""
-    weights, slope = cases.draw(rng, (64, 256), FORM, dtype), normal(rng, (64,), dtype)
+    weights, cotangent = cases.draw(rng, (64, 256), FORM, dtype), normal(rng, (64,), dtype)
     x, (packed, *parts) = normal(rng, (256,), dtype), weights.arrays
 
     def product(x: mx.array, *parts: mx.array) -> mx.array:
         result: mx.array = OURS.quantized_matmul(x, packed, *parts, **weights.options)
         return result
 
-    by_x, by_scales, by_biases = mx.vjp(product, [x, *parts], [slope])[1]
+    by_x, by_scales, by_biases = mx.vjp(product, [x, *parts], [cotangent])[1]
     codes = unpacked(np.array(packed), 4).astype(np.float64)
-    dense = np.outer(host(slope), host(x))
-    assert_close(by_x, host(slope) @ weights.exact, tolerance=GRADIENT_TOLERANCE[dtype])
+    dense = np.outer(host(cotangent), host(x))
+    assert_close(by_x, host(cotangent) @ weights.exact, tolerance=GRADIENT_TOLERANCE[dtype])
     for gradient, each in ((by_scales, dense * codes), (by_biases, dense)):
         assert_close(gradient, each.reshape(64, -1, 64).sum(axis=2), tolerance=GRADIENT_TOLERANCE[dtype])
 
@@ -356,14 +353,14 @@ def test_gradients_of_scales_and_biases(rng: np.random.Generator) -> None:
     codes = unpacked(np.array(weights.arrays[0]), 4).astype(np.float64)
     for rows in 5, 100:
         x, cotangent = normal(rng, (rows, 256), mx.float32), normal(rng, (rows, 64), mx.float32)
-        slopes = mx.vjp(
+        gradients = mx.vjp(
             lambda scales, biases, x=x: OURS.quantized_matmul(x, weights.arrays[0], scales, biases, **weights.options),
             list(weights.arrays[1:]),
             [cotangent],
         )[1]
         dense = host(cotangent).T @ host(x)
-        for slope, each in zip(slopes, (dense * codes, dense), strict=True):
-            assert_close(slope, each.reshape(64, -1, 64).sum(axis=2), tolerance=GRADIENT_TOLERANCE[mx.float32])
+        for gradient, each in zip(gradients, (dense * codes, dense), strict=True):
+            assert_close(gradient, each.reshape(64, -1, 64).sum(axis=2), tolerance=GRADIENT_TOLERANCE[mx.float32])
 
 
 @few_forms

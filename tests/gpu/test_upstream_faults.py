@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -11,12 +12,8 @@ import pytest
 
 from . import quantized_cases
 from .formats import Form
+from .reference import Array
 from .support import GRADIENT_TOLERANCE, TOLERANCE, assert_close, host, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 
@@ -220,6 +217,6 @@ def test_products_with_one_and_two_tiles_of_k(rng: np.random.Generator, form: Fo
     def product(rows: mx.array) -> Any:
         return MLX.quantized_matmul(rows, *values.arrays, **values.options | {"transpose": False})
 
-    out, (slope,) = mx.vjp(product, [rows], [cotangent])
+    out, (gradient,) = mx.vjp(product, [rows], [cotangent])
     assert_close(out[0], host(rows) @ values.exact, tolerance=TOLERANCE[mx.bfloat16])
-    assert_close(slope, host(cotangent) @ values.exact.swapaxes(1, 2), tolerance=GRADIENT_TOLERANCE[mx.bfloat16])
+    assert_close(gradient, host(cotangent) @ values.exact.swapaxes(1, 2), tolerance=GRADIENT_TOLERANCE[mx.bfloat16])

@@ -14,18 +14,15 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.result_file import read, write
 from ci.errors import EnvironmentProblem, ending
 
 from . import places
 from .fetch import fetch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 NAMES = ("model", "form", "part")  # of a case
 SAME = ("commit", "device", "distributions")  # of runs whose cases stand in one file
@@ -58,16 +55,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def table(args: argparse.Namespace) -> int:
-    from benchmarks.table import fill_blocks
+    from benchmarks.table import put
 
     from .table import tables
 
-    blocks = tables(read(args.results, "real", EnvironmentProblem)["cases"])
-    if args.update:
-        args.update.write_text(fill_blocks(args.update.read_text("utf-8"), blocks), "utf-8")
-    else:
-        print("\n\n".join(blocks.values()))
-    return 0
+    return put(tables(read(args.results, "real", EnvironmentProblem)["cases"]), args.update)
 
 
 def begun(args: argparse.Namespace) -> dict[str, Any]:

@@ -11,19 +11,15 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import BinaryIO
 
 from ci.errors import CheckFailed, EnvironmentProblem
 
 from . import convert, vocabulary
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import BinaryIO
-
-    from .places import Model
+from .places import Model
 
 SOURCE = "source.json"  # in a model's folder: what it was made of
 LEFT = 3600.0  # seconds after which what an ended process has left is removed

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import Any
 
 LARGER = 1.10  # of upstream's error of the logits: what a patched model's may be
 DEVIATIONS = 3.0  # standard errors by which perplexities may be apart, beside what upstream's is

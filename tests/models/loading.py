@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -11,9 +12,6 @@ from mlx.utils import tree_flatten
 from benchmarks.mlx_lm_parts import part
 
 from .judging import Reading
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FORMS: dict[str, dict[str, Any] | None] = {
     "bf16": None,

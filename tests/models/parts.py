@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import statistics
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 from mlx_cuda._check.measure import rounded
@@ -15,12 +16,7 @@ from benchmarks.mlx_lm_parts import part
 
 from .judging import compare, near, worse, worse_curve, wrong
 from .loading import in_float32, load, read
-from .trial import SIDES, Answer, as_numbers, generate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from .trial import Trial
+from .trial import SIDES, Answer, Trial, as_numbers, generate
 
 QUESTIONS = (
     "What is the capital of France? Then tell me a short story about it.",

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from benchmarks.cells import markdown, significant
 
 from . import places
 from .judging import Difference
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 SIDES = ("upstream", "patched")
 
@@ -41,17 +39,10 @@ def texts(results: Sequence[Mapping[str, Any]]) -> str:
 
 def differences(results: Sequence[Mapping[str, Any]]) -> str:
     """Where greedy answers part, and what float32 says of these places."""
-    rows = [
-        [
-            "model",
-            "answers",
-            "equal",
-            "tokens before the first difference",
-            "ties",
-            "patched closer to float32",
-            "float32's token: MLX, patched",
-        ]
-    ]
+    rows = [[
+        "model", "answers", "equal", "tokens before the first difference", "ties", "patched closer to float32",
+        "float32's token: MLX, patched",
+    ]]  # fmt: skip
     for each in (each for each in results if each["part"] == "alone" and "differences" in each):
         parted = [Difference(**one) for one in each["differences"] if "gap" in one]
         counts = [one.position for one in parted]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -11,9 +12,6 @@ import pytest
 
 from . import tiny, vocabulary
 from .convert import convert
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEXT = "the  other\n\nthing: café 12"
 

@@ -8,7 +8,7 @@ import os
 import re
 import time
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -18,9 +18,6 @@ from ci.errors import CheckFailed, EnvironmentProblem
 
 from . import convert, fetch, places, tiny
 from .__main__ import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PARTS = ("small_part1/data/model.part00", "small_part2/data/model.part01")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -17,9 +18,6 @@ from .convert import convert
 from .loading import FORMS
 from .parts import PARTS, judge
 from .trial import Sizes, Trial
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIZES = Sizes(parts=(20, 41, 9), steps=8, answer=12, long=80, prompts=3, trained=20, rows=2, length=24)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .vocabulary import CONTROL, NORMAL, SPACE, USER_DEFINED
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    Weights = dict[str, NDArray[np.float32]]
+Weights = dict[str, NDArray[np.float32]]
 
 SIZE, HIDDEN, HEADS, KV_HEADS, DIM, WINDOW = 256, 192, 4, 2, 64, 64
 LAYERS = 6  # of which the last one of Gemma's sees all tokens

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx_cuda
@@ -15,11 +17,7 @@ from benchmarks.mlx_lm_parts import part
 from .judging import Difference, Reading, first_difference, near, wrong
 from .loading import in_float32, load, read
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    Result = TypeVar("Result")
+Result = TypeVar("Result")
 
 SIDES = ("upstream", "patched")
 TOPICS = ("assignment", "class", "dynamic-features", "exceptions", "execmodel", "formatstrings", "import", "objects", "types")

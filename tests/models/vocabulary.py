@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # kinds of a GGUF's tokens
 SPACE = "\u2581"  # as SentencePiece writes it

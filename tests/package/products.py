@@ -17,9 +17,9 @@ class Products:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def quantized_skinny(self, x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, *rest: Any) -> mx.array:
+    def quantized_small_m(self, x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, *rest: Any) -> mx.array:
         lhs, rhs, transpose, group_size, bits, mode, small, _, _ = rest
-        self.calls.append(f"{'small' if small else 'skinny'} {x.shape} {_shape(lhs)} {_shape(rhs)}")
+        self.calls.append(f"{'small' if small else 'small_m'} {x.shape} {_shape(lhs)} {_shape(rhs)}")
         dense = self._dense(w, scales, biases, group_size, bits, mode)
         a = x.astype(mx.float32)
         if rhs is not None:
@@ -83,8 +83,7 @@ class Products:
 
     def quantize_fp8(self, x: mx.array, how: str, _: mx.Stream) -> tuple[mx.array, mx.array]:
         self.calls.append(f"quantise {how}")
-        axis: Any = next(axis for axis, name in _fp8.HOW.items() if name == how)
-        return _fp8._composed_quantize(x.astype(mx.float32), axis)
+        return _fp8._composed_quantize(x, how)
 
     def _dense(self, w: mx.array, scales: mx.array, biases: mx.array | None, group_size: int, bits: int, mode: str) -> mx.array:
         if biases is not None:

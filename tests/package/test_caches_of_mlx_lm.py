@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._mlx_lm import in_pages, wrapped
 from mlx_cuda._mlx_lm.batches import Batches
+from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay import packing, sequences
 
 from benchmarks.mlx_lm_parts import part
 
 from ..gpu.mlx_lm_parts import SIZES
 from .sessions_on_cpu import close
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from mlx_cuda._mlx_lm.models import Decoding
 
 try:
     caches = part("models.cache")
@@ -120,8 +117,8 @@ def test_rotating_memory_grows_with_its_use(decoding: Decoding, model: Any, step
         assert close(*logits)
         at += 4
     assert [each.state[2:] for each in ours] == [each.state[2:] for each in theirs]
-    assert decoding.replayed >= 83 - decoding.recorded
-    assert decoding.recorded <= 10
+    assert decoding.replayed >= 83 - decoding.captured
+    assert decoding.captured <= 10
 
 
 @pytest.mark.parametrize("most", [100_000, 50, 33])
@@ -143,10 +140,10 @@ def test_a_rotating_cache_takes_over_the_memory_of_another_size(model: Any, step
     """While both are not full; another one has more or fewer rows."""
     steps(step, after_a_prompt(model, lambda: caches.RotatingKVCache(100_000)), PROMPT, 20)
     for most, more in ((60, 0), (30, 2), (100_000, 0)):
-        before = decoding.recorded
+        before = decoding.captured
         ours, theirs = (after_a_prompt(model, partial(caches.RotatingKVCache, most), 1) for _ in range(2))
         assert close(steps(step, ours, PROMPT, 20), steps(as_it_is, theirs, PROMPT, 20))
-        assert decoding.recorded == before + more
+        assert decoding.captured == before + more
         del ours
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
+from collections.abc import Callable
 from functools import partial, wraps
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -19,10 +21,6 @@ from mlx_cuda._loader.replacing import in_shapeless_trace
 from .compiled import compiles
 from .references import host, random
 from .threads import in_threads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = [pytest.mark.usefixtures("on_the_cpu"), compiles]
 
@@ -316,7 +314,7 @@ def test_custom_functions_are_left_out_where_nothing_is_transformed(native: Any)
     pair: Any = mx.custom_function(lambda a, b: (a + b, a - b))
 
     @pair.vjp  # type: ignore[untyped-decorator]
-    def slopes(primals: Any, cotangents: Any, outputs: Any) -> Any:
+    def gradients(primals: Any, cotangents: Any, outputs: Any) -> Any:
         return [mx.ones_like(each) * 7 for each in primals]
 
     call = Counted(native, lambda a, b: tuple(pair(a, b)[::-1]))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx_cuda
 import pytest
@@ -14,9 +15,6 @@ from mlx_cuda._check import check as checking
 from mlx_cuda._check import judge, processes, show
 from mlx_cuda._check.forms import ModelCheck, Passage, Row, Side, Task
 from mlx_cuda._check.plan import FULL, PROMPTS, QUICK, plan_for, text
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POSITIONS, LEADING = 400, 8
 chance = random.Random(3)  # noqa: S311
@@ -254,7 +252,7 @@ def test_the_table() -> None:
 
 
 def found(**changed: Any) -> ModelCheck:
-    calls: Any = [{"function": "quantized_matmul", "engine": "skinny", "count": 3, "ours": True, "reason": "few rows"}]
+    calls: Any = [{"function": "quantized_matmul", "engine": "small_m", "count": 3, "ours": True, "reason": "few rows"}]
     steps: Any = [{"where": "one request", "taken": 129, "replayed": 128, "reason": "182 nodes in one launch: 36 router"}]
     made = ModelCheck("a/model", True, False, 40.2, {"mlx": "0.32.4", "device": "H100"}, (Row("x", "ok", float("nan")),), calls, steps)
     return ModelCheck(**{**vars(made), **changed})
@@ -263,7 +261,7 @@ def found(**changed: Any) -> ModelCheck:
 def test_the_text() -> None:
     shown = show.render(found())
     assert "  one request: 128 of 129; 182 nodes in one launch: 36 router\n" in shown
-    assert "  3 quantized_matmul: skinny, few rows\n" in shown
+    assert "  3 quantized_matmul: small_m, few rows\n" in shown
     assert shown.endswith("\nnothing is wrong (40 s)")
     assert show.render(found(rows=(Row("x", "fail"), Row("y", "ok")))).endswith("1 of 2 rows are wrong (40 s)")
 

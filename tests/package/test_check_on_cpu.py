@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -17,14 +19,9 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_cuda.__main__ import main
 from mlx_cuda._check import child, engines, plan, processes, reference
+from mlx_cuda._check.forms import Side, Task
 
 from ..gpu.mlx_lm_parts import part, write_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from mlx_cuda._check.forms import Side, Task
 
 if importlib.util.find_spec("mlx_lm") is None:
     pytest.skip("mlx_lm is not installed", allow_module_level=True)
@@ -255,7 +252,7 @@ def test_prompts_in_the_model_s_form(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_functions_are_as_before_after_they_were_counted() -> None:
     before = mx.fast.scaled_dot_product_attention
     q = mx.zeros((1, 1, 2, 64))
-    with engines.recorded() as calls:
+    with engines.captured() as calls:
         mx.fast.scaled_dot_product_attention(q, q, q, scale=1.0)
         with pytest.raises(ValueError, match="shape"):
             mx.fast.scaled_dot_product_attention(q, q, mx.zeros((1, 1, 3, 64)), scale=1.0)

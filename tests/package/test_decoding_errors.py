@@ -1,23 +1,21 @@
-"""What errors do to steps that are recorded or replayed: whose they are, and whether the model goes on."""
+"""What errors do to steps that are captured or replayed: whose they are, and whether the model goes on."""
 
 from __future__ import annotations
 
 import weakref
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_cuda._loader import native as _native
 from mlx_cuda._mlx_lm import models
+from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay.errors import CaptureFailed, NotReplayed
 from mlx_cuda._replay.memory import has_room
 
 from .sessions_on_cpu import CaptureError, native_module
 from .test_decoding import TOKEN, BatchKVCache, KVCache, Session, decoding, step
-
-if TYPE_CHECKING:
-    from mlx_cuda._mlx_lm.models import Decoding
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -25,7 +23,7 @@ __all__ = ["decoding"]
 
 
 @pytest.mark.parametrize(("refusal", "tries"), [(NotReplayed("it reads"), 1), (CaptureError("a kernel failed"), models.FAILURES)])
-def test_what_cannot_be_recorded_runs_as_it_is(decoding: Decoding, monkeypatch: pytest.MonkeyPatch, refusal: Exception, tries: int) -> None:
+def test_what_cannot_be_captured_runs_as_it_is(decoding: Decoding, monkeypatch: pytest.MonkeyPatch, refusal: Exception, tries: int) -> None:
     monkeypatch.setattr(Session, "refusal", refusal)
     made: list[Session] = []
 
@@ -144,7 +142,7 @@ def test_memory_of_an_attempt_is_given_back_where_it_is_full(
     assert held_when_cleared == ([0] if "memory" in error else [])
 
 
-def test_what_cannot_be_recorded_stops_nothing_of_another_kind(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_captured_stops_nothing_of_another_kind(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
     one = BatchKVCache()
     monkeypatch.setattr(Session, "refusal", NotReplayed("it reads"))
     assert {step(decoding, one, batch=2) for _ in range(4)} == {"as it is"}
@@ -185,7 +183,7 @@ def test_a_model_that_has_changed_is_tried_again(decoding: Decoding, monkeypatch
     assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
 
 
-def test_a_step_that_changes_its_model_ends_what_was_recorded(decoding: Decoding) -> None:
+def test_a_step_that_changes_its_model_ends_what_was_captured(decoding: Decoding) -> None:
     one, other = KVCache(), KVCache()
     step(decoding, one)
     (before,) = decoding.sessions

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -18,15 +20,10 @@ from mlx_cuda._mlx_lm import caches as caches_module
 from mlx_cuda._mlx_lm import models
 from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay import capture, watch
+from mlx_cuda._replay.kinds import Place
 
 from ..gpu.decoding_model import KVCache, RotatingKVCache
 from .sessions_on_cpu import leave_unloaded, native_module
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
-    from mlx_cuda._replay.kinds import Place
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 CAPTURING = [str(Path(str(module.__file__)).parent) for module in (models, capture)]
@@ -177,7 +174,7 @@ def where(cache: list[Any]) -> list[tuple[int, int]]:
     return [(each.offset, getattr(each, "_idx", 0)) for each in cache]
 
 
-# The token at whose step the interrupt comes: the second is recorded, then those are replayed that the memory has room for.
+# The token at whose step the interrupt comes: the second is captured, then those are replayed that the memory has room for.
 @pytest.mark.parametrize("kinds", ["gg", "rr", "gr"])
 @pytest.mark.parametrize("at", [1, 2, 11, 16], ids=["recorded", "replayed", "replayed where a window is full", "recorded with more memory"])
 def test_an_interrupted_step_can_be_taken_again(kinds: str, at: int) -> None:
@@ -193,7 +190,7 @@ def test_an_interrupted_step_can_be_taken_again(kinds: str, at: int) -> None:
             capture._lock.release()
             pytest.fail(place)
         assert mx.fast.scaled_dot_product_attention is own, place
-        assert getattr(capture._current, "recording", None) is None, place
+        assert getattr(capture._current, "capture", None) is None, place
         assert not getattr(models._inside, "a_step", False), place
         if found is None:
             assert where(cache) == before, place

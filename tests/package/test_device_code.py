@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from mlx_cuda import BackendError
 from mlx_cuda._loader import checks, device_code
 from mlx_cuda._loader.device_code import REINSTALL, Fatbin
 from mlx_cuda._loader.driver import Driver, Gpu
+from mlx_cuda._loader.environment import Environment
 
 from .environments import DECLARED, NO_CODE, healthy, write_device_code
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from mlx_cuda._loader.environment import Environment
 
 # By compute capability: the code of most sources, of Hopper's own, of 8-bit numbers, of what Hopper has others for, of what Turing runs,
 # of what needs more shared memory than others have.
@@ -107,8 +104,8 @@ def test_the_doctor_tells_the_code_of_each_gpu() -> None:
     check = found((8, 9), (8, 9), (7, 5))
     assert (check.name, check.status) == ("code", "ok")
     assert check.summary == (
-        "sm_89: sm_89 of fp8, sm_80 of decode, grouped, swiglu, compute_80 of chunk_slopes; not for this GPU: flash_sm90; "
-        "sm_75: sm_75 of swiglu; not for this GPU: chunk_slopes, decode, flash_sm90, fp8, grouped"
+        "sm_89: sm_89 of fp8, sm_80 of decode, grouped, swiglu, compute_80 of chunk_gradients; not for this GPU: flash_sm90; "
+        "sm_75: sm_75 of swiglu; not for this GPU: chunk_gradients, decode, flash_sm90, fp8, grouped"
     )
 
 

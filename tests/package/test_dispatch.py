@@ -13,6 +13,7 @@ from mlx_cuda._attention.rules import (
     AttentionCase,
     choose_attention,
     choose_paged,
+    choose_update,
     choose_varlen,
     equal_choice,
 )
@@ -243,6 +244,22 @@ def test_pages(changed: dict[str, Any], page_size: int, engine: str, reason: str
     choice = choose_paged(STEP._replace(**changed), page_size)
     assert choice.engine == engine
     assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "dims", "reason"),
+    [
+        ("bfloat16", (2, 4), (128, 64), ""),
+        ("float64", (2, 4), (128, 64), "our kernels compute float16, bfloat16, float32, not float64"),
+        ("float32", (2, 0), (128, 64), "a dimension is 0"),
+        ("float16", (2, 4), (128, 60), "the kernel takes head_dims that are a multiple of 8, not 60"),
+    ],
+)
+def test_new_keys_in_pages(dtype: str, sizes: tuple[int, ...], dims: tuple[int, int], reason: str) -> None:
+    choice = choose_update(dtype, sizes, dims)
+    assert (choice.engine, choice.reason) == (
+        ("fallback", reason) if reason else ("fused", "keys and values in one pass, into the pages' memory")
+    )
 
 
 def test_native_elementwise() -> None:

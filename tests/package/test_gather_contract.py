@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -12,17 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from tests.gpu import quantized_cases as cases
 from tests.gpu.formats import FORMS, Form, unpacked
 
-from .references import DTYPES, assert_close, gradients, host, random
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from .products import Products
-    from .references import Array
+from .products import Products
+from .references import DTYPES, Array, assert_close, gradients, host, random
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -135,7 +131,7 @@ def test_quantised_natively(products: Products, call: Any, transpose: bool) -> N
         check_quantised(call, rows, mx.float16, Form("mxfp8", 8, 32), transpose=transpose, rising=call[1] is None, other=16)
         pairs = np.prod(np.broadcast_shapes(call[0] if call[1] is None else call[1], (EXPERTS,) if call[2] is None else call[2]))
         kinds = {name.rpartition(" ")[0].split(" (")[0] for name in products.calls}
-        assert kinds == (set() if pairs == 0 else {"grouped quantised"} if pairs * rows > 64 else {"skinny"})
+        assert kinds == (set() if pairs == 0 else {"grouped quantised"} if pairs * rows > 64 else {"small_m"})
 
 
 @NATIVE_ONLY
@@ -182,9 +178,9 @@ def test_explain_names_the_kernel(products: Products) -> None:
 def test_default_indices_cost_no_kernel(products: Products) -> None:
     weights = cases.draw(np.random.default_rng(2), (EXPERTS, 9, 64), FORM, mx.float32)
     OURS.gather_qmm(random((2, 1, 1, 1, 64)), *weights.arrays, rhs_indices=mx.zeros((2, 1, 8), mx.uint32), **weights.options)
-    assert products.calls == ["skinny (2, 1, 64) (16,) (16,)"]
+    assert products.calls == ["small_m (2, 1, 64) (16,) (16,)"]
     OURS.gather_qmm(random((8, 1, 64)), *weights.arrays, rhs_indices=mx.zeros((8,), mx.uint32), **weights.options)
-    assert products.calls[1:] == ["skinny (8, 1, 64) None (8,)"]
+    assert products.calls[1:] == ["small_m (8, 1, 64) None (8,)"]
 
 
 def test_without_indices() -> None:
@@ -290,10 +286,10 @@ def test_gradients_of_a_single_matrix(right: tuple[int, ...], natively: bool, re
     a, cotangent = random((3, 64)), random((3, 16))
     for rhs in mx.array(0), mx.array([0, 0]):
         which = {"lhs_indices": mx.zeros_like(rhs), "rhs_indices": rhs}
-        slopes = mx.broadcast_to(cotangent, (*rhs.shape, 3, 16))
-        _, (quantised,) = mx.vjp(lambda a, which=which: OURS.gather_qmm(a, *weights.arrays, **weights.options, **which), [a], [slopes])
+        cotangents = mx.broadcast_to(cotangent, (*rhs.shape, 3, 16))
+        _, (quantised,) = mx.vjp(lambda a, which=which: OURS.gather_qmm(a, *weights.arrays, **weights.options, **which), [a], [cotangents])
         b = mx.array(weights.exact.astype(np.float32)).swapaxes(-1, -2)
-        _, (dense, _) = mx.vjp(lambda a, b, which=which: OURS.gather_mm(a, b, **which), [a, b], [slopes])
+        _, (dense, _) = mx.vjp(lambda a, b, which=which: OURS.gather_mm(a, b, **which), [a, b], [cotangents])
         exact = rhs.size * host(cotangent) @ weights.exact.reshape(-1, 16, 64)[0]
         assert_close(quantised, exact, slack=2)
         assert_close(dense, exact, slack=2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from mlx_cuda._attention.rules import choose_attention
@@ -17,7 +19,7 @@ from mlx_cuda._common.limits import (
     Figures,
     Products,
     as_json,
-    careful,
+    conservative,
     from_json,
     kind_of,
 )
@@ -26,10 +28,6 @@ from mlx_cuda._matmul.rules import choose_quantized
 
 from .test_dispatch import PREFILL as CHUNK
 from .test_matmul_dispatch import PREFILL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 OWN = DispatchThresholds(dict.fromkeys(KINDS, Products(half_precision=96, upstream=640)), Attention(chunks="cudnn"), "measured here")
 VERSIONS = {"driver": "13.0", "mlx": "0.32.4", "mlx_cuda": "1"}
@@ -55,7 +53,7 @@ def _put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ((12, 1), Figures(48, 2.5, 0.273e12), 576),  # DGX Spark
 ])  # fmt: skip
 def test_data_sheets(capability: tuple[int, int], figures: Figures, rows: int) -> None:
-    found = careful(capability, figures)
+    found = conservative(capability, figures)
     assert {each.upstream for each in found.products.values()} == {rows}
     assert found.attention.chunks == ("cudnn" if capability > (9, 0) else "flash")
     assert found.products["fp8"].half_precision == (512 if capability == (9, 0) else 64)
@@ -79,7 +77,7 @@ def test_calls_choose_by_the_limits_in_force() -> None:
     assert known.limits((8, 9)) is OWN
     assert (choose_quantized(product).engine, choose_attention(chunk).engine) == ("mlx", "cudnn")
     assert "up to 640 rows MLX's kernel is the faster one" in choose_quantized(product).reason
-    assert choose_quantized(product._replace(rows=96)).engine == "skinny"
+    assert choose_quantized(product._replace(rows=96)).engine == "small_m"
     assert choose_quantized(product._replace(rows=641)).engine == "dequantize"
     # MLX's kernel that dequantises as it goes takes no others
     others: list[dict[str, Any]] = [
@@ -118,6 +116,11 @@ def test_families() -> None:
 
 def test_as_json() -> None:
     assert from_json(json.loads(json.dumps(as_json(OWN))), "measured here") == OWN
+
+
+def test_a_file_with_a_former_name() -> None:
+    former = json.dumps(as_json(OWN)).replace('"small_m"', '"skinny"')
+    assert from_json(json.loads(former), "measured here") == OWN
 
 
 def _broken(**attention: Any) -> Any:

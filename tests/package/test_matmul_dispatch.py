@@ -13,6 +13,7 @@ from mlx_cuda._matmul.rules import (
     choose_fp8,
     choose_gather_qmm,
     choose_grouped,
+    choose_quantize_fp8,
     choose_quantized,
     chosen,
 )
@@ -33,20 +34,20 @@ LARGER: list[dict[str, Any]] = [  # or another kind than where one row goes to M
 @pytest.mark.parametrize(
     ("changed", "engine", "reason"),
     [
-        ({}, "skinny", "up to 512 rows read each weight once"),
+        ({}, "small_m", "up to 512 rows read each weight once"),
         ({"rows": 513}, "dequantize", "the kernels for few rows take up to 512"),
         ({"capability": (8, 6)}, "dequantize", "the kernels for few rows take up to 64"),
         ({"rows": 5, "transpose": False}, "dequantize", "the kernels for few rows take up to 4"),
         ({"rows": 65, "k": 4112, "mode": "nvfp4", "group_size": 16}, "dequantize", "the kernels for few rows take up to 64"),
         ({"rows": 65, "dtype": "float32"}, "dequantize", "the kernels for few rows take up to 64"),
         ({"rows": 65, "capability": (8, 9)}, "dequantize", "the kernels for few rows take up to 64"),
-        ({"rows": 1}, "skinny", ""),
-        ({"rows": 1, "dtype": "float32", "tf32": False}, "skinny", ""),
-        ({"rows": 1, "n": 2048, "k": 1024}, "small", "one row of so few weights"),
+        ({"rows": 1}, "small_m", ""),
+        ({"rows": 1, "dtype": "float32", "tf32": False}, "small_m", ""),
+        ({"rows": 1, "n": 2048, "k": 1024}, "gemv", "one row of so few weights"),
         ({"rows": 1, "n": 1024, "k": 2048, "capability": (7, 5)}, "mlx", "our kernels need sm_80 or newer"),
-        *(({"rows": 1, "n": 2048, "k": 1024} | other, "skinny", "") for other in LARGER),
-        ({"rows": 4, "transpose": False, "mode": "nvfp4", "group_size": 16}, "skinny", ""),
-        ({"dtype": "float16", "bits": 3, "group_size": 128}, "skinny", ""),
+        *(({"rows": 1, "n": 2048, "k": 1024} | other, "small_m", "") for other in LARGER),
+        ({"rows": 4, "transpose": False, "mode": "nvfp4", "group_size": 16}, "small_m", ""),
+        ({"dtype": "float16", "bits": 3, "group_size": 128}, "small_m", ""),
         ({"dtype": "float32"}, "dequantize", ""),
         ({"dtype": "float32", "tf32": False}, "mlx", "MLX_ENABLE_TF32=0 asks for float32 products"),
         ({"capability": (8, 0)}, "dequantize", ""),
@@ -72,19 +73,19 @@ def test_quantised_weights(changed: dict[str, Any], engine: str, reason: str) ->
     ("changed", "engine", "reason"),
     [
         ({}, "grouped", "the kernels for few rows take up to 64"),
-        ({"rows": 64}, "skinny", "up to 64 rows read the experts that they name"),
+        ({"rows": 64}, "small_m", "up to 64 rows read the experts that they name"),
         ({"rows": 65, "ordered": True}, "grouped", ""),
         ({"rows": 64, "experts": 8}, "grouped", "64 rows share 8 experts"),
-        ({"rows": 32, "experts": 8}, "skinny", ""),
-        ({"rows": 42, "experts": 8}, "skinny", ""),
+        ({"rows": 32, "experts": 8}, "small_m", ""),
+        ({"rows": 42, "experts": 8}, "small_m", ""),
         ({"rows": 42, "experts": 8, "ordered": True}, "grouped", "42 rows share 8 experts"),
-        ({"rows": 64, "experts": 8, "n": 512, "k": 256}, "skinny", ""),
-        ({"rows": 64, "experts": 8, "transpose": False}, "skinny", ""),
-        ({"rows": 64, "experts": 8, "dtype": "float32"}, "skinny", ""),
-        ({"rows": 64, "experts": 8, "capability": (8, 0)}, "skinny", ""),
+        ({"rows": 64, "experts": 8, "n": 512, "k": 256}, "small_m", ""),
+        ({"rows": 64, "experts": 8, "transpose": False}, "small_m", ""),
+        ({"rows": 64, "experts": 8, "dtype": "float32"}, "small_m", ""),
+        ({"rows": 64, "experts": 8, "capability": (8, 0)}, "small_m", ""),
         ({"dtype": "float32"}, "mlx", "the grouped kernels compute float16 and bfloat16, not float32"),
         ({"k": 100, "transpose": False}, "mlx", "the grouped kernels take multiples of 8 as k, not 100"),
-        ({"rows": 64, "dtype": "float32", "k": 100, "transpose": False}, "skinny", ""),
+        ({"rows": 64, "dtype": "float32", "k": 100, "transpose": False}, "small_m", ""),
         ({"global_scale": True}, "mlx", "scales of whole experts are MLX's"),
         ({"rows": 8, "global_scale": True}, "mlx", ""),
         ({"global_scale": True, "mode": "nvfp4", "group_size": 16, "k": 48}, "mlx", ""),
@@ -135,6 +136,21 @@ def test_fp8(changed: dict[str, Any], engine: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("gpu", "empty", "fits", "reason"),
+    [
+        (Gpu((8, 9)), False, True, ""),
+        (Gpu((8, 6)), False, True, "kernels for e4m3 need sm_89 or newer, not sm_86"),
+        (Gpu((9, 0), "there is none"), False, True, "there is none"),
+        (Gpu((9, 0)), True, True, "a dimension is 0"),
+        (Gpu((9, 0)), False, False, "a grid has fewer blocks than scales are for"),
+    ],
+)
+def test_quantizing_to_fp8(gpu: Gpu, empty: bool, fits: bool, reason: str) -> None:
+    choice = choose_quantize_fp8(gpu, empty=empty, fits=fits)
+    assert choice == (Choice("fallback", reason) if reason else Choice("fused", "numbers are read once or twice"))
+
+
+@pytest.mark.parametrize(
     ("rule", "case", "engine"),
     [
         (choose_quantized, STEP, "mlx"),
@@ -150,8 +166,8 @@ def test_fp8(changed: dict[str, Any], engine: str, reason: str) -> None:
 def test_without_a_native_module(rule: Any, case: Any, engine: EngineName) -> None:
     """As callers ask: the case names no capability."""
     asked = case._replace(capability=(0, 0))
-    assert chosen(rule, asked, Gpu((9, 0), "there is none"), otherwise="skinny") == Choice(engine, "there is none")
-    assert chosen(rule, asked, Gpu((9, 0)), otherwise="skinny") == rule(case)
+    assert chosen(rule, asked, Gpu((9, 0), "there is none"), otherwise="small_m") == Choice(engine, "there is none")
+    assert chosen(rule, asked, Gpu((9, 0)), otherwise="small_m") == rule(case)
     assert rule(case).engine not in {"mlx", "fallback"}
 
 

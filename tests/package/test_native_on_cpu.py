@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,9 +16,6 @@ from mlx_cuda._attention.options import Options
 
 from .compiled import compiles
 from .references import host, random
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 
@@ -61,8 +59,8 @@ def test_composed_attention_is_the_same_natively(native: Any, data: st.DataObjec
     both = natively, by_python
     for actual, expected in zip(*(call(q, k, v) for call in both), strict=True):
         np.testing.assert_allclose(host(actual), host(expected), rtol=1e-5, atol=1e-5)
-    slopes = [mx.grad(lambda *arrays, call=call: call(*arrays)[0].square().sum(), argnums=(0, 1, 2))(q, k, v) for call in both]
-    for actual, expected in zip(*slopes, strict=True):
+    gradients = [mx.grad(lambda *arrays, call=call: call(*arrays)[0].square().sum(), argnums=(0, 1, 2))(q, k, v) for call in both]
+    for actual, expected in zip(*gradients, strict=True):
         np.testing.assert_allclose(host(actual), host(expected), rtol=1e-4, atol=1e-5)
         assert np.isfinite(host(actual)).all()
 

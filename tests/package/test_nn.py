@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
 import pytest
 from mlx.utils import tree_flatten
 
+from .products import Products
 from .references import assert_close, host, random
-
-if TYPE_CHECKING:
-    from .products import Products
-
 
 mlx_nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 ours_nn: Any = mlx_cuda.nn
@@ -129,6 +126,6 @@ def test_layers_use_the_native_module(products: Products) -> None:
     assert products.calls == [
         "gather (80, 1, 64) (4, 8, 64) None (80,) True True",
         "grouped quantised (80, 64) True",
-        "skinny (8, 1, 64) None (8,)",
-        "skinny (3, 64) None None",
+        "small_m (8, 1, 64) None (8,)",
+        "small_m (3, 64) None None",
     ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -18,9 +19,6 @@ from tests.gpu.non_finite import Attention, Call, differences, linear_call
 from .compiled import compiles
 from .recurrence_scans import by_mlx
 from .references import random
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -103,7 +101,7 @@ def test_formulas_of_the_gradients_of_linear_attention(name: str, *, delta: bool
     ours: Any = mx.custom_function(forward)
 
     @ours.vjp  # type: ignore[untyped-decorator]
-    def slopes(primals: Any, cotangents: Any, _: Any) -> Any:
+    def gradients(primals: Any, cotangents: Any, _: Any) -> Any:
         q, k, v, g, beta, state = primals
         return by_mlx(Linear(q, k, v, g, beta, state, None, None), cotangents, delta=delta)
 

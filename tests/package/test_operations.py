@@ -10,22 +10,24 @@ import mlx.core as mx
 import mlx_cuda
 import pytest
 from mlx_cuda import _patch
-from mlx_cuda._explain import OPERATIONS, RULES
+from mlx_cuda._explain import EXPLAINED
 from mlx_cuda._loader import native
+from mlx_cuda._operations import OPERATIONS
+from mlx_cuda._tuning.rules import rules
 
-WITHOUT_A_CHOICE = {"paged_cache_update", "quantize_fp8"}  # that anybody asks for
+UNCACHED = {"paged_cache_update", "quantize_fp8", "all_sum"}
+DOCUMENTED = [each for name, each in OPERATIONS.items() if name != "all_sum"]  # whose arguments and errors are those of MLX's
 
 
 def test_every_public_operation_is_in_the_list() -> None:
     """Those are operations that run on a stream."""
     functions = {name: getattr(mlx_cuda, name) for name in mlx_cuda.__all__ if inspect.isfunction(getattr(mlx_cuda, name))}
     found = {name for name, function in functions.items() if "stream" in inspect.signature(function).parameters}
-    assert found - WITHOUT_A_CHOICE == {operation.__name__ for operation in RULES}
-    assert set(OPERATIONS) < set(RULES)
-    assert all(functions[operation.__name__] is operation for operation in RULES)
+    assert found == {operation.__name__ for operation in EXPLAINED} == {*OPERATIONS, "decode_step"}
+    assert all(functions[operation.__name__] is operation for operation in EXPLAINED)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("operation", DOCUMENTED, ids=lambda each: each.__name__)
 def test_it_says_what_it_takes(operation: Any) -> None:
     """Each argument, its results and its errors."""
     arguments, returns, raises = re.split(r"\n    (?:Returns|Raises):\n", operation.__doc__.partition("\n    Args:\n")[2])
@@ -34,10 +36,11 @@ def test_it_says_what_it_takes(operation: Any) -> None:
     assert {*re.findall(r"^        (\w+): ", raises, re.MULTILINE)} == {"ValueError", "TypeError"}
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.__name__)
-def test_its_calls_are_prepared_and_cached(operation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_its_calls_are_prepared_and_cached(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    operation = OPERATIONS[name]
     own = inspect.signature(operation.prepare)
-    in_parts = operation.__name__ == "quantized_attention"
+    in_parts = name == "quantized_attention"
     assert in_parts or own.parameters == inspect.signature(operation).parameters
     kept: list[Any] = []
 
@@ -47,15 +50,24 @@ def test_its_calls_are_prepared_and_cached(operation: Any, monkeypatch: pytest.M
             return lambda *_, **__: "kept"
 
     monkeypatch.setattr(native, "loaded", Module())
-    assert operation(*((1, (2, 3), (4, 5)) if in_parts else ())) == "kept"
-    assert kept == ["attend" if in_parts else operation.__name__]
+    if name in UNCACHED:
+        with pytest.raises(TypeError):
+            operation(None)
+        assert not kept
+    else:
+        assert operation(*((1, (2, 3), (4, 5)) if in_parts else ())) == "kept"
+        assert kept == ["attend" if in_parts else name]
 
 
 def test_what_patch_replaces_is_of_the_list() -> None:
     """MLX's functions have their names, but for three."""
     others = {"scaled_dot_product_attention": "attention", "gated_delta_update": "gated_delta", "conv1d": "short_conv"}
     replaced = {others.get(route.name, route.name) for route in (*_patch.ROUTES, *_patch.OTHERS)}
-    assert replaced <= {operation.__name__ for operation in RULES}
+    assert replaced <= set(OPERATIONS)
+
+
+def test_what_is_tuned_is_of_the_list() -> None:
+    assert {rule.operation for rule in rules()} <= set(OPERATIONS)
 
 
 def test_engines_have_their_former_names_for_one_release() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -15,10 +15,8 @@ from mlx_cuda._common.choice import Gpu
 from tests.gpu import quantized_cases as cases
 from tests.gpu.formats import FORMS, Form
 
+from .products import Products
 from .references import DTYPES, assert_close, host, random
-
-if TYPE_CHECKING:
-    from .products import Products
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -76,7 +74,7 @@ def test_every_form_natively(
     check(x, weights, transpose=transpose)
     most = 4 if not transpose else 64 if dtype == mx.float32 else 512
     many = int(np.prod(rows)) > most
-    assert products.calls == [f"dequantize {x.shape} {transpose}" if many else f"skinny {x.shape} None None"]
+    assert products.calls == [f"dequantize {x.shape} {transpose}" if many else f"small_m {x.shape} None None"]
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
@@ -95,10 +93,10 @@ def test_gradients_of_a_vector() -> None:
     """MLX's kernels on CUDA take none, so it goes there as a row."""
     x, weights = random((64,)), drawn(Form("affine", 1, 32), (9, 64))
     w, *parts = weights.arrays
-    slopes = mx.vjp(lambda x, *parts: OURS.quantized_matmul(x, w, *parts, **weights.options), [x, *parts], [mx.ones(9)])[1]
+    gradients = mx.vjp(lambda x, *parts: OURS.quantized_matmul(x, w, *parts, **weights.options), [x, *parts], [mx.ones(9)])[1]
     rows = mx.vjp(lambda x, *parts: MLX.quantized_matmul(x, w, *parts, **weights.options), [x[None], *parts], [mx.ones((1, 9))])[1]
-    for slope, row in zip(slopes, (rows[0][0], *rows[1:]), strict=True):
-        assert_close(slope, host(row))
+    for gradient, row in zip(gradients, (rows[0][0], *rows[1:]), strict=True):
+        assert_close(gradient, host(row))
 
 
 FORM = Form("affine", 4, 32)
@@ -114,7 +112,7 @@ def test_one_weight_for_all_is_no_batch(products: Products) -> None:
     weights = drawn(FORM, (1, 1, 7, 64))
     assert check(random((2, 5, 64)), weights, transpose=True).shape == (1, 2, 5, 7)
     check(random((2, 300, 64)), weights, transpose=True)
-    assert products.calls == ["skinny (1, 2, 5, 64) None None", "dequantize (1, 2, 300, 64) True"]
+    assert products.calls == ["small_m (1, 2, 5, 64) None None", "dequantize (1, 2, 300, 64) True"]
     check(random((2, 3, 5, 64)), drawn(FORM, (3, 7, 64)), transpose=True)
     assert len(products.calls) == 2  # MLX's own
 
@@ -279,10 +277,10 @@ def test_explain_names_the_kernel(products: Products) -> None:
         for arrays in (weights.arrays, tuple(part[None] for part in weights.arrays))
     ]
     assert [(choice.engine, choice.kernel) for choice in named] == [
-        ("skinny", "source (5, 64) None True"),
-        ("skinny", "source (5, 64) None True"),
-        ("skinny", "source (2, 64) None True"),
-        ("skinny", "source (2, 64) None True"),
+        ("small_m", "source (5, 64) None True"),
+        ("small_m", "source (5, 64) None True"),
+        ("small_m", "source (2, 64) None True"),
+        ("small_m", "source (2, 64) None True"),
         ("dequantize", ""),
         ("dequantize", ""),
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -17,9 +18,6 @@ from mlx_cuda._recurrence.rules import Call
 
 from .recurrence_scans import by_mlx, scan
 from .references import error, host, random
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -104,7 +102,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         called.append("slopes")
 
     there = types.SimpleNamespace(
-        traced=lambda _: True, linear_attention=forward, linear_attention_scan=scans, linear_attention_slopes=slopes
+        traced=lambda _: True, linear_attention=forward, linear_attention_scan=scans, linear_attention_gradients=slopes
     )
     monkeypatch.setattr(_native, "module", lambda _: there)
     return called
@@ -150,14 +148,14 @@ def test_second_derivatives_are_those_of_the_composition(kernels: list[str]) -> 
     stream = mx.default_stream(mx.default_device())
 
     def sharpness(function: Any) -> Any:
-        def slope(k: mx.array, v: mx.array) -> Any:
+        def gradient(k: mx.array, v: mx.array) -> Any:
             def loss(k: mx.array) -> Any:
                 y, last = function(call._replace(k=k, v=v))
                 return (y * cotangents[0]).sum() + (last * cotangents[1]).sum()
 
             return mx.square(mx.grad(loss)(k)).sum()
 
-        return mx.grad(slope, argnums=(0, 1))(call.k, call.v)
+        return mx.grad(gradient, argnums=(0, 1))(call.k, call.v)
 
     ours = sharpness(lambda own: fused(own, stream, delta=True, chunked=True))
     theirs = sharpness(lambda own: composed(own, delta=True))

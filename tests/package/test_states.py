@@ -1,22 +1,20 @@
-"""Batches of models whose layers have states in the place of rows, through recorded steps, on the CPU."""
+"""Batches of models whose layers have states in the place of rows, through captured steps, on the CPU."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._mlx_lm import batches, pages
+from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay import sequences, states, step
 
 from ..gpu.decoding_model import ArraysCache, Model, caches_of, merged, of_changing_size
 from .sessions_on_cpu import CaptureError, Step, close, replayed, words
-
-if TYPE_CHECKING:
-    from mlx_cuda._mlx_lm.models import Decoding
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -42,8 +40,8 @@ def test_sequences_join_and_leave(decoding: Decoding, model: Model) -> None:
     logits, ours = of_changing_size(model, words(64), replayed(decoding, model))
     assert same(logits, expected)
     assert all(map(sequences.is_in_pages, ours))
-    assert decoding.replayed == 32 - decoding.recorded
-    assert decoding.recorded == 1
+    assert decoding.replayed == 32 - decoding.captured
+    assert decoding.captured == 1
     assert {session.batch for session in decoding.batches.sessions} == {1, 2, 4}
     for one, other in zip(ours, theirs, strict=True):
         if isinstance(other, ArraysCache):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -14,10 +14,8 @@ from mlx_cuda._common.choice import Choice
 from mlx_cuda._loader import native
 from mlx_cuda._matmul import gather, upstream
 
+from .products import Products
 from .references import host, random
-
-if TYPE_CHECKING:
-    from .products import Products
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -154,5 +152,5 @@ def test_which_patched_calls_reach_mlx_by_way_of_ours(monkeypatch: pytest.Monkey
     monkeypatch.setattr(native, "on_cuda", lambda: True)
     assert not gather.misread_by_mlx(call)
     on_a_gpu: Any = SimpleNamespace(device=mx.Device(mx.gpu, 0))
-    for each, wanted in (call, True), (plain, False), (replace(call, choice=Choice("skinny", "")), False):
+    for each, wanted in (call, True), (plain, False), (replace(call, choice=Choice("small_m", "")), False):
         assert gather.misread_by_mlx(replace(each, stream=on_a_gpu)) == wanted

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay.pool import held_by
 
 from benchmarks.mlx_lm_parts import part
 
 from .sessions_on_cpu import close, set_both
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mlx_cuda._mlx_lm.models import Decoding
-
-    Call = Callable[[mx.array, list[Any]], mx.array]
+Call = Callable[[mx.array, list[Any]], mx.array]
 
 try:
     caches = part("models.cache")
@@ -101,7 +98,7 @@ def test_windows_have_as_many_pages_as_they_need(decoding: Decoding, model: Any,
         assert close(own.keys, wanted.keys)
         assert close(own.values, wanted.values)
         assert own.state[2:] == wanted.state[2:]
-    assert decoding.recorded == 1
+    assert decoding.captured == 1
 
 
 def test_a_batch_that_joined_another_goes_on_by_itself(decoding: Decoding, model: Any, both: Any) -> None:
@@ -131,5 +128,5 @@ def test_pages_of_windows_that_are_too_few(decoding: Decoding, model: Any, both:
             each.extend(more)
         found.append([*logits, steps(call, cache, 50, 120, 4)])
     assert all(map(close, *found))
-    assert 1 < decoding.recorded < 6
+    assert 1 < decoding.captured < 6
     assert held_by(cache) is not None

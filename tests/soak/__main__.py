@@ -16,16 +16,14 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ci.errors import CheckFailed, EnvironmentProblem, ending
 
 from .judging import GROWTH
 from .run import Soak
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -11,12 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import IO
+from typing import IO, Any
 
 CHECKOUT = Path(__file__).parents[2]
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h

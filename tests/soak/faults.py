@@ -6,14 +6,12 @@ import importlib
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 
 from . import server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 AFTER = 60  # answers: the known requests have been made alone by then
 KEPT: list[Any] = []

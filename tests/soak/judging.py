@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 import signal
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from .wire import Answer
+from .wire import Answer
 
 # Logarithms of probability of one token that two ways of computing give: logits of bfloat16 between 32 and 64 are a quarter apart, and
 # each way may be off by two of these.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import random
 import signal
@@ -9,18 +10,15 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from .children import Child, Silent
 from .judging import FEWEST_READINGS, complaints, difference, errors, grown, growth, not_clean
 from .traffic import Request, Traffic
 from .wire import COMPLETIONS, HEALTH, Answer, Late, Reply, exchange, post, said
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-    from pathlib import Path
 
 SERVER, BALLAST = "tests.soak.server", "tests.soak.ballast"
 DEADLINE = 120.0  # seconds for a request, and for the server to be there

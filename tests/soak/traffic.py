@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping
 from pydoc_data.topics import topics
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .malformed import requests
 from .wire import CHAT, COMPLETIONS, post
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Mapping
 
 TEXT = " ".join(" ".join(topics[name].split()) for name in sorted(topics))  # of Python's own manual
 SHARES = {"known": 0.2, "malformed": 0.15, "cancelled": 0.15, "beyond": 0.02}  # the rest are of all kinds

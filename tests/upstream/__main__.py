@@ -13,19 +13,17 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.result_file import read, write
 from ci.errors import EnvironmentProblem, ending
 
 from . import model, sources, verdict
 from .running import Compiled, Job, Machine, Ran
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SUITES = ("mlx", "mlx-lm")
 REPETITIONS = 2  # of a test that differs

@@ -11,13 +11,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import IO, Any, ClassVar, NamedTuple
 
 SUITE = Path(__file__).with_name("suite.py")
 ATTEMPTS = 6  # processes for a module on one side: each but the last ends in a crash or a hang

@@ -13,14 +13,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ci.errors import CheckFailed, EnvironmentProblem
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 PINS = Path(__file__).with_name("pins.toml")
 LOCK = Path(__file__).parents[2] / "requirements" / "upstream-tests.txt"

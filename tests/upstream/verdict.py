@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ci.errors import CheckFailed, EnvironmentProblem
 
 from .running import OVER, Outcome, Ran
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 DIFFERENCES = Path(__file__).with_name("differences.toml")
 REGION = re.compile(r"(<!-- results: upstream-tests -->\n).*?(<!-- end of results -->)", re.DOTALL)

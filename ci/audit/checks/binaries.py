@@ -6,25 +6,19 @@ import contextlib
 import re
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from ...matrix import REPOSITORY
-from ...wheelfile.binary import BinaryError, fatbin
+from ...wheelfile.binary import Binary, BinaryError, fatbin
 from ...wheelfile.facts import newest
+from ...wheelfile.wheel import Wheel
+from ..policy import Policy
 from ..systems import manylinux
-from .registry import check
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ...wheelfile.binary import Binary
-    from ...wheelfile.wheel import Wheel
-    from ..policy import Policy
-    from .registry import Findings
+from .registry import Findings, check
 
 
 @check("build it in the container of the tag, or repair it with a tag that it earns (--plat auto)")

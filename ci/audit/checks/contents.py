@@ -7,23 +7,17 @@ import json
 import re
 import time
 from collections import Counter
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from ...files import record_digest
 from ...matrix import load
-from ...wheelfile.wheel import DEVICE, STAMP, VERSION
+from ...wheelfile.wheel import DEVICE, STAMP, VERSION, Wheel
 from .. import expected
 from ..expected import differences
-from .registry import check
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ...wheelfile.wheel import Wheel
-    from ..policy import Policy
-    from .registry import Findings
+from ..policy import Policy
+from .registry import Findings, check
 
 # File names of NVIDIA's run-time libraries, of the hash-named copies that the repair tools make, and of their Windows twins.
 NVIDIA = (

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from ...device import manifest
 from ...matrix import Targets
 from ...toolkit import roots
 from ...wheelfile.binary import BinaryError, fatbin
-from ...wheelfile.wheel import DEVICE, MANIFEST
-from .registry import across, check
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ...wheelfile.wheel import Wheel
-    from ..policy import Policy
-    from .registry import Differences, Findings
+from ...wheelfile.wheel import DEVICE, MANIFEST, Wheel
+from ..policy import Policy
+from .registry import Differences, Findings, across, check
 
 
 @check("compile it anew from this checkout: python -m ci device, then python -m ci wheel")

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import json
 import posixpath
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ...wheelfile.wheel import extra_of
+from ...matrix import Library
+from ...wheelfile.binary import Binary
+from ...wheelfile.wheel import Wheel, extra_of
 from .. import providers
+from ..policy import Module, Policy
 from ..systems import is_system_library, lacks
-from .registry import check
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ...matrix import Library
-    from ...wheelfile.binary import Binary
-    from ...wheelfile.wheel import Wheel
-    from ..policy import Module, Policy
-    from .registry import Findings
-
+from .registry import Findings, check
 
 Kind = Literal["package", "inside", "driver", "system", "nobody"]
 

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from packaging.version import Version
 
 from ...matrix import load
-from ...wheelfile.wheel import STAMP, VERSION
+from ...wheelfile.wheel import STAMP, VERSION, Wheel
 from ..expected import differences, wheel_file
-from .registry import across, check
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ...wheelfile.wheel import Wheel
-    from ..policy import Policy
-    from .registry import Differences, Findings
+from ..policy import Policy
+from .registry import Differences, Findings, across, check
 
 _PACKAGE = re.compile(rb"%s==([^\0]*)\0" % re.escape(load().name).encode())  # a string in the native module
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+from ...wheelfile.wheel import Wheel
+from ..policy import Policy
 
-    from ...wheelfile.wheel import Wheel
-    from ..policy import Policy
-
-    Findings = Iterator[tuple[str, str]]  # the member it is about ("" for the wheel as a whole), and what is wrong and what was expected
-    Check = Callable[[Wheel, Policy], Findings]
-    Differences = Iterator[tuple[Wheel, str, str]]
-    Comparison = Callable[[Sequence[Wheel]], Differences]
+Findings = Iterator[tuple[str, str]]  # the member it is about ("" for the wheel as a whole), and what is wrong and what was expected
+Check = Callable[[Wheel, Policy], Findings]
+Differences = Iterator[tuple[Wheel, str, str]]
+Comparison = Callable[[Sequence[Wheel]], Differences]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 CHECKS: dict[str, Check] = {}
 ACROSS: dict[str, Comparison] = {}
@@ -22,21 +21,18 @@ CURES: dict[str, str] = {}
 
 def check(cure: str) -> Callable[[Check], Check]:
     """Add a check of one wheel, under the function's name with dashes. `cure` mends what it finds."""
-
-    def add(function: Check) -> Check:
-        name = function.__name__.replace("_", "-")
-        CHECKS[name], CURES[name] = function, cure
-        return function
-
-    return add
+    return _adding(CHECKS, cure)
 
 
 def across(cure: str) -> Callable[[Comparison], Comparison]:
     """Add a check of several wheels of one release against each other."""
+    return _adding(ACROSS, cure)
 
-    def add(function: Comparison) -> Comparison:
+
+def _adding(checks: dict[str, Function], cure: str) -> Callable[[Function], Function]:
+    def add(function: Function) -> Function:
         name = function.__name__.replace("_", "-")
-        ACROSS[name], CURES[name] = function, cure
+        checks[name], CURES[name] = function, cure
         return function
 
     return add

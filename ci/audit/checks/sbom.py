@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import calendar
 import json
+from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .registry import check
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ...wheelfile.wheel import Wheel
-    from ..policy import Policy
-    from .registry import Findings
+from ...wheelfile.wheel import Wheel
+from ..policy import Policy
+from .registry import Findings, check
 
 
 @check("repair it anew with the locked tools (requirements/factory.txt): python -m ci repair writes the SBOM")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from importlib.metadata import version as installed_version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom, BomMetaData
@@ -23,16 +24,10 @@ from packaging.utils import canonicalize_name
 
 from ...matrix import Cuda, Matrix, Platform, load
 from ...toolkit import lock, roots
-from ...wheelfile.facts import facts
-from ...wheelfile.wheel import MANIFEST, extra_of
+from ...wheelfile.facts import DeviceFacts, facts
+from ...wheelfile.wheel import MANIFEST, Wheel, extra_of
 from ..policy import platform_of
 from . import sources
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from ...wheelfile.facts import DeviceFacts
-    from ...wheelfile.wheel import Wheel
 
 SPECIFICATION = SchemaVersion.V1_7
 PROPERTIES = f"{load().name}:"  # the namespace of our own properties

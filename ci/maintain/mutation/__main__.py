@@ -18,24 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ...files import tomllib
 from ...matrix import REPOSITORY
 from .baseline import PYTEST, copy_tree, environment, measure
 from .mutants import Mutant, mutants_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 PATHS = ("ci/wheelfile", "ci/audit", "ci/repair", "ci/release", "ci/trial")
 REQUIRED = 0.95

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +17,6 @@ import coverage
 from ... import process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from .mutants import Mutant
 
 BUDGET = 90.0  # seconds of tests for one mutant: quicker ones first

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import libcst as cst
 from libcst.matchers import Assign, AssignTarget, Name, Subscript, matches
 from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators, operator_arg_removal, operator_string
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 WORDS = {"help", "metavar", "description", "epilog", "prefix"}  # arguments for the eye: of `--help`, and of names of temporary folders
 

@@ -6,14 +6,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ...errors import CheckFailed, CiError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ...matrix import Matrix
+from ...matrix import Matrix
 
 
 def embed(path: Path, *, epoch: int | None = None, matrix: Matrix | None = None) -> None:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from .model import Binary, BinaryError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MACHINES = {62: "x86_64", 183: "aarch64", 3: "i686"}
 LOAD, DYNAMIC, NOTE, TLS, EH_FRAME, STACK, RELRO, PROPERTY = 1, 2, 4, 7, 0x6474E550, 0x6474E551, 0x6474E552, 0x6474E553

@@ -11,7 +11,6 @@ import re
 import struct
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ...matrix import architecture_order
 from .model import BinaryError
@@ -21,10 +20,9 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-    from ...matrix import Targets
+from ...matrix import Targets
 
 MAGIC = struct.pack("<I", 0xBA55ED50)
 CONTAINER = struct.Struct("<IHHQ")  # magic, version, header size, body size

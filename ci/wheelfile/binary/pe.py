@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pefile
 
 from .model import Binary, BinaryError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MACHINES = {0x8664: "amd64", 0xAA64: "arm64", 0x14C: "win32"}
 READ_BY_PEFILE = ("DEBUG", "RESOURCE")

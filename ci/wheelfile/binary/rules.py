@@ -7,8 +7,8 @@ loader's (glibc's elf/dl-load.c and dl-version.c) and those of the linkers that 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from . import symbols
 from .elf import (
@@ -31,14 +31,11 @@ from .elf import (
     TAGS,
     TLS,
     WRITE,
+    Elf,
+    Segment,
 )
 from .model import BinaryError
 from .symbols import THREAD
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from .elf import Elf, Segment
 
 IDENT = {b"\x7fELF\2\1\1" + bytes([system]) + bytes(8) for system in (0, 3)}  # System V, or GNU where a symbol is STB_GNU_UNIQUE
 SHARED = 3

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING
 
-from .elf import LOCAL, RELOCATION, RELRO, TLS, UNDEFINED, WEAK, WRITE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .elf import Elf, Section, Symbol
+from .elf import LOCAL, RELOCATION, RELRO, TLS, UNDEFINED, WEAK, WRITE, Elf, Section, Symbol
 
 # The relocations of a module, by their numbers on each machine. No IRELATIVE: it runs code before the loader is done.
 ADDRESS, SYMBOLS, RELATIVE, THREADS = "an address", "GLOB_DAT or JUMP_SLOT", "RELATIVE", "thread-local data"

@@ -8,23 +8,21 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text, require_arrays, resolve, shape_text
-from .._common.choice import Choice, native_elementwise
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, dtype_name, dtype_text, require_arrays, resolve, shape_text
+from .._common.choice import Choice
 from .._common.errors import WrongValue
 from .._loader import native
-from .._operation import operation
+from .._operation import DirectCall, operation
 from .attention import RESULTS, AnyAttentionCall, case_of, run
-from .options import checked, require_dimensions, require_floating, require_groups
-from .rules import choose_paged, equal_choice
+from .options import Keywords, checked, require_dimensions, require_floating, require_groups
+from .rules import choose_paged, choose_update, equal_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .._common.arrays import Shape, StreamOrDevice
-    from .options import Keywords
 
-    class PagedKeywords(Keywords, total=False):
-        window_size: int | None
+class PagedKeywords(Keywords, total=False):
+    window_size: int | None
 
 
 @dataclass(slots=True)
@@ -139,6 +137,15 @@ def paged_attention(
         return PagedCall(options, choice, on, force_fused, q, k_pages, v_pages, table, window_size)
 
 
+class UpdateCall(DirectCall[tuple[mx.array, mx.array]]):
+    """A call of :func:`paged_cache_update`."""
+
+    def result(self) -> tuple[mx.array, mx.array]:
+        keys, values = super().result()  # a list, of the native module
+        return keys, values
+
+
+@operation("tuple[mx.array, mx.array]", is_cached=False)
 def paged_cache_update(
     k_pages: mx.array,
     v_pages: mx.array,
@@ -148,7 +155,7 @@ def paged_cache_update(
     lengths: mx.array,
     *,
     stream: StreamOrDevice = None,
-) -> tuple[mx.array, mx.array]:
+) -> UpdateCall:
     """The pages with the last keys and values of each sequence written into them.
 
     Args:
@@ -179,14 +186,17 @@ def paged_cache_update(
     with mx.stream(on):
         table, ends = _placement(name, block_table, lengths, keys.shape[0])
         keys, values = keys.astype(dtype), values.astype(dtype)
-        if 0 in (*keys.shape[:3], *k_pages.shape, table.shape[1]):
-            return k_pages, v_pages
-        engine = native.engine(on)
-        sizes = (v_pages.shape[3], k_pages.shape[3])
-        if not isinstance(engine, str) and native_elementwise(dtype_name(dtype), sizes) and not any(n % 8 for n in sizes):
-            new_keys, new_values = engine.module.paged_cache_update(k_pages, v_pages, keys, values, table, ends, on)
-            return new_keys, new_values
-        return _written(k_pages, keys, table, ends), _written(v_pages, values, table, ends)
+    sizes = (*keys.shape[:3], *k_pages.shape, table.shape[1])
+    choice = choose_update(dtype_name(dtype), sizes, (v_pages.shape[3], k_pages.shape[3]))
+    return UpdateCall(choice, "paged_cache_update", _update, (k_pages, v_pages, keys, values, table, ends), on)
+
+
+def _update(
+    k_pages: mx.array, v_pages: mx.array, keys: mx.array, values: mx.array, table: mx.array, ends: mx.array
+) -> tuple[mx.array, mx.array]:
+    if 0 in (*keys.shape[:3], *k_pages.shape, table.shape[1]):
+        return k_pages, v_pages
+    return _written(k_pages, keys, table, ends), _written(v_pages, values, table, ends)
 
 
 @lru_cache(CACHED_SHAPES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .._common.choice import HALF, NATIVE, OLDEST_GPU, SMALL_SHARED_MEMORY, Choice, first_reason, sm
+from .._common.choice import HALF, NATIVE, OLDEST_GPU, SMALL_SHARED_MEMORY, Choice, against_native, first_reason, sm
 from .._common.limits import Attention, by_limits, limits
 
 if TYPE_CHECKING:
@@ -132,6 +132,14 @@ def choose_paged(case: AttentionCase, page_size: int) -> Choice:
     if not decode and page_size % PAGE_TILE:
         decode = f"the decode kernel takes pages of a multiple of {PAGE_TILE} keys, not {page_size}"
     return Choice("fallback", decode) if decode else Choice("decode", "pages are read where they lie")
+
+
+@lru_cache(1024)
+def choose_update(dtype: str, sizes: tuple[int, ...], dims: tuple[int, int]) -> Choice:
+    """The kernel that writes new keys and values into pages."""
+    odd = next((dim for dim in dims if dim % 8), None)
+    against = against_native(dtype, sizes) or (f"the kernel takes head_dims that are a multiple of 8, not {odd}" if odd else "")
+    return Choice("fallback", against) if against else Choice("fused", "keys and values in one pass, into the pages' memory")
 
 
 MOST_PACKED_ROWS = 64  # queries that share a kv head, of the kernel for quantised keys: with more it is faster to dequantise them once

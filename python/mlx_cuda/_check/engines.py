@@ -5,27 +5,24 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from .._attention import attention, quantized
 from .._common.choice import OLDEST_GPU, Choice, sm
-from .._decode_step import explain as explain_step
+from .._decode_step import StepCall
 from .._loader import native
 from .._matmul.gather import gather_mm, gather_qmm
 from .._matmul.quantized import quantized_matmul
 from .._mlx_lm.models import decoding_of
+from .._operation import Call
 from .._recurrence import short_conv
 from .._recurrence.gated_delta import gated_delta
 from .._recurrence.ssd import ssd
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from .._operation import Call
-    from .forms import Calls, Steps
+from .forms import Calls, Steps
 
 MATMULS: tuple[Any, ...] = (quantized_matmul, gather_mm, gather_qmm)
 
@@ -86,7 +83,7 @@ def _chosen(of: Watched, arguments: tuple[Any, ...], options: dict[str, Any]) ->
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[Callable[[], list[Calls]]]:
+def captured() -> Iterator[Callable[[], list[Calls]]]:
     """Count calls, by whom and why; what is given says so at the end."""
     found: Counter[tuple[str, str, str]] = Counter()
 
@@ -138,6 +135,6 @@ def counted_steps(model: Any, where: str, taken: int, steps: list[Steps]) -> Ite
     before = 0 if model is None else decoding_of(model).replayed
     yield
     if model is not None:
-        state, choice = decoding_of(model), explain_step(model)
-        reason = unused() or state.reason or f"{choice.reason}: {choice.kernel}"
+        state, step = decoding_of(model), StepCall(model)
+        reason = unused() or state.reason or f"{step.choice.reason}: {step.kernel()}"
         steps.append({"where": where, "taken": taken, "replayed": state.replayed - before, "reason": reason})

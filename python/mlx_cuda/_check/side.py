@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from . import engines, measure, plan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .forms import Answer, Side
-    from .plan import Plan
+from .forms import Answer, Side
+from .plan import Plan
 
 
 def prompts_for(tokenizer: Any, plan_: Plan) -> list[list[int]]:
@@ -107,7 +104,7 @@ class Measurement:
 
     def _engines(self) -> None:
         """Who computes a prompt's calls, and those of a decode step where no step was captured."""
-        with engines.recorded() as calls:
+        with engines.captured() as calls:
             reading = measure.Reading(self.model, self.tokens, None, call=engines.unpatched_call(self.model))
             reading.skip(0, self.plan.context)
             if not any(each["replayed"] for each in self.found["steps"]):

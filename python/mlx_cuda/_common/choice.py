@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 AttentionEngine = Literal["decode", "cudnn", "flash", "mlx", "fallback"]
-MatmulEngine = Literal["skinny", "small", "dequantize", "grouped", "cublaslt", "mlx", "fallback"]
+MatmulEngine = Literal["small_m", "gemv", "dequantize", "grouped", "cublaslt", "mlx", "fallback"]
 ElementwiseEngine = Literal["fused", "fallback"]
 RecurrenceEngine = Literal["recurrent", "chunked", "direct", "mlx"]
 StepEngine = Literal["replay", "mlx"]

@@ -5,13 +5,11 @@ They are in force for each compute capability; what follows from them is cached 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Capability = tuple[int, int]
+Capability = tuple[int, int]
 
 R = TypeVar("R")
 Kind = Literal["affine 4", "affine 8", "fp4", "fp8"]  # of quantised weights: affine up to so many bits, and floats
@@ -22,7 +20,7 @@ HOPPER = 9
 class Products(NamedTuple):
     """The most rows of x that are given to an engine, by how the weights are stored."""
 
-    skinny: int = 64  # the kernels that read each weight once
+    small_m: int = 64  # the kernels that read each weight once
     half_precision: int = 64  # likewise of 16-bit x and transposed weights, which other kernels take
     not_transposed: int = 4  # likewise of weights that are not transposed
     gathered: int = 64  # likewise in all, where each row names its own expert
@@ -69,11 +67,11 @@ ARITHMETIC = {(8, 0): 1024, (8, 6): 512, (8, 7): 512, (8, 9): 512, (10, 0): 4096
 EXTRA_BYTES, DENSE_SHARE, UPSTREAM_SHARE = 4.0, 0.75, 0.35
 
 
-def careful(capability: Capability, figures: Figures) -> DispatchThresholds:
+def conservative(capability: Capability, figures: Figures) -> DispatchThresholds:
     """DispatchThresholds for a GPU that nobody has measured: MLX's own kernels wherever ours are not known to be faster there.
 
     A product of M rows takes ``2 M / (share * arithmetic)`` for each weight, or, where weights are dequantised first, ``EXTRA_BYTES /
-    bandwidth`` more at a larger share. Up to the M where these are equal, rows beyond those of our skinny kernels are MLX's. From
+    bandwidth`` more at a larger share. Up to the M where these are equal, rows beyond those of our small-M kernels are MLX's. From
     Blackwell on, cuDNN has kernels of that generation and our flash kernel has not, so chunks of a prompt are cuDNN's.
     """
     if capability[0] == HOPPER:
@@ -144,13 +142,18 @@ def as_json(of: DispatchThresholds) -> dict[str, Any]:
     return {"products": {kind: each._asdict() for kind, each in of.products.items()}, "attention": of.attention._asdict()}
 
 
+def _current(numbers: dict[str, int]) -> dict[str, int]:
+    """By today's names: files that were tuned before 0.32.4.1 have another."""
+    return {"small_m" if name == "skinny" else name: number for name, number in numbers.items()}
+
+
 def from_json(content: Any, source: str) -> DispatchThresholds:
     """DispatchThresholds by their names; a ValueError says what is wrong."""
     try:
-        products: dict[str, Products] = {kind: Products(**content["products"][kind]) for kind in KINDS}
+        products: dict[str, Products] = {kind: Products(**_current(content["products"][kind])) for kind in KINDS}
         attention = Attention(**content["attention"])
         known = attention.chunks in {"flash", "cudnn"} and attention.additive in {"flash", "mlx"}
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"no limits: {error}") from None
     numbers = [*(number for each in products.values() for number in each), *attention[:3]]
     if not known or not all(type(number) is int and number >= 0 for number in numbers):

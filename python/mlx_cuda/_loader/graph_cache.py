@@ -7,13 +7,11 @@ call added to MLX's graph, and adds the same for a later one of equal shapes, dt
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from . import native
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,8 +21,9 @@ MOST = 2**31 - 1  # elements of an axis
 
 
 def cached(operation: Callable[P, R]) -> Callable[P, R]:
-    """The operation, which gives an array or a tuple of them, by way of the native module once that is loaded."""
-    module, call = None, operation
+    """What has a ``prepare`` and gives an array or a tuple of them, by way of the native module once that is loaded."""
+    module: Any = None
+    call, prepare = operation, vars(operation)["prepare"]
 
     @wraps(operation)
     def by_way(*arguments: P.args, **options: P.kwargs) -> R:
@@ -32,7 +31,8 @@ def cached(operation: Callable[P, R]) -> Callable[P, R]:
         if native.loaded is not module:
             call = natively(operation)
             module = native.loaded
-        return call(*arguments, **options)
+        result: R = prepare(*arguments, **options).result() if module is None else call(*arguments, **options)
+        return result
 
     return by_way
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
     import mlx.core as mx
 
-    Array: TypeAlias = Callable[..., mx.array]  # what gives an array
-    Arrays: TypeAlias = Callable[..., list[mx.array]]
+Array: TypeAlias = "Callable[..., mx.array]"  # what gives an array
+Arrays: TypeAlias = "Callable[..., list[mx.array]]"
 
 
 class NativeModule(Protocol):
@@ -59,9 +57,9 @@ class NativeModule(Protocol):
     short_conv: Callable[..., tuple[mx.array, mx.array]]  # weights [C, taps, 1] (src/recurrence/short_conv.h)
 
     # With quantised weights, whose affine scales and biases have x's dtype.
-    # Skinny: x [..., K] @ w.T with w in 2 dimensions; or with rhs_indices (uint32 [pairs]) the matrices x[lhs[p]] @ w[rhs[p]].T of
+    # SmallM: x [..., K] @ w.T with w in 2 dimensions; or with rhs_indices (uint32 [pairs]) the matrices x[lhs[p]] @ w[rhs[p]].T of
     # x [batches, M, K] and w [E, …] as [pairs, M, N], without lhs_indices x[p]. small: by MLX's kernel, where that takes the layouts.
-    quantized_skinny: Array
+    quantized_small_m: Array
     quantized_kernel: Callable[..., str]  # the source and kernel of the same call; empty where it is MLX's
     dequantize: Array  # [..., rows, K] of w, scales, biases or None, the three of the format, and a dtype: that of scales and biases
     dequantize_then_gemm: Array  # x [..., K] @ w.T with w in 2 dimensions, in tiles; differentiated in Python
@@ -70,7 +68,7 @@ class NativeModule(Protocol):
     expert_offsets: Array  # where each expert's rows begin, int32 [experts + 1], from rising uint32 [rows]
     grouped_matmul: Array  # x [M, K] in groups by w [E, N, K], or [E, K, N] without transpose; zeros beyond the last group
     grouped_quantized: Array  # the same with quantised w; differentiated in Python
-    gather_mm: Array  # as skinny; without lhs_indices, each matrix of x in turn has pairs / batches of the pairs
+    gather_mm: Array  # as quantized_small_m; without lhs_indices, each matrix of x in turn has pairs / batches of the pairs
     grouped_kernel: Callable[..., str]  # the source and kernel of grouped_matmul or, with indices of w, of gather_mm
 
     upstream_operand: Array  # matrices, and whether they are weights: as MLX's own products read them right (src/matmul/grouped)
@@ -78,7 +76,7 @@ class NativeModule(Protocol):
     fp8_matmul: Array  # e4m3 [..., M, K] by [N, K]; scales are float32, of one element or as quantize_fp8 gives them
     quantize_fp8: Callable[[mx.array, str, mx.Stream], tuple[mx.array, mx.array]]
 
-    # A recorded step of a model's decoding (src/decoding/capture/step.h), made from its tokens, how many places its caches stand at, and a
+    # A captured step of a model's decoding (src/decoding/capture/step.h), made from its tokens, how many places its caches stand at, and a
     # stream; what Python objects hold, which says whether that is unchanged() (src/bindings/watch.h); and whether arrays are the same
     # beneath their objects.
     step: Callable[..., Any]

@@ -10,25 +10,22 @@ import re
 import sys
 import threading
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import mlx.core as mx
 
 from .._common import limits
-from .._common.choice import Choice, Gpu, sm
+from .._common.choice import Gpu, sm
 from .._common.errors import BackendError
 from . import checks, device_code, limits_file, load_errors, tuned_file
 from . import loaded as loaded_files
 from .environment import CAPABILITY, Environment, take
+from .module import NativeModule
 from .table import Cuda, Version, dll_directories, library_paths, version
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from .module import NativeModule
 
 
 @dataclass(frozen=True)
@@ -83,14 +80,6 @@ def module(stream: mx.Stream) -> NativeModule:
     found = engine(stream)
     assert not isinstance(found, str)  # noqa: S101  (it was there when the engine was chosen)
     return found.module
-
-
-def offered(choice: Choice, stream: mx.Stream) -> tuple[Choice, NativeModule | None]:
-    """A choice for any GPU, as it is on this stream, and the module that computes the call, unless MLX's operations do."""
-    if choice.engine == "fallback":
-        return choice, None
-    found = engine(stream)
-    return (Choice("fallback", found), None) if isinstance(found, str) else (choice, found.module)
 
 
 def device_capability(device: mx.Device) -> tuple[int, int]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, dense_dtype, dtype_name, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, dense_dtype, dtype_name, require_arrays, resolve, shape_text
+from .._common.choice import Choice
 from .._common.errors import WrongType, WrongValue
 from .._loader import native
-from .._operation import Call, operation
-from .rules import OLDEST_FP8_GPU, Fp8Case, choose_fp8, chosen
-
-if TYPE_CHECKING:
-    from .._common.arrays import Shape, StreamOrDevice
-    from .._common.choice import Choice
+from .._operation import Call, DirectCall, operation
+from .rules import Fp8Case, choose_fp8, choose_quantize_fp8, chosen
 
 Axis = Literal[-1, "block128", "block128x128"] | None
 
@@ -155,7 +152,8 @@ def _spread(scales: mx.array, shape: Shape) -> mx.array:
     return scales[tuple(map(slice, shape))]
 
 
-def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = None) -> tuple[mx.array, mx.array]:
+@operation("tuple[mx.array, mx.array]", is_cached=False)
+def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = None) -> DirectCall[tuple[mx.array, mx.array]]:
     """Numbers as e4m3, and the scales that they have to be multiplied with.
 
     Args:
@@ -183,25 +181,23 @@ def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = Non
         form = "[N, K]" if axis == "block128x128" else "[..., K]"
         raise WrongValue(f"[quantize_fp8] x must be {form}, got {shape_text(x.shape)}.")
     on = resolve(stream)
-    gpu = native.gpu(on)
     side = {"block128": x.shape[-1], "block128x128": x.shape[0]}.get(str(axis), 0)  # whose blocks are a grid's second dimension
-    if x.size and not gpu.absent and gpu.capability >= OLDEST_FP8_GPU and side <= BLOCK * MOST_BLOCKS:
-        return native.module(on).quantize_fp8(x, HOW[axis], on)
-    with mx.stream(on):
-        return _composed_quantize(mx.stop_gradient(x).astype(mx.float32), axis)
+    choice = choose_quantize_fp8(native.gpu(on), empty=x.size == 0, fits=side <= BLOCK * MOST_BLOCKS)
+    return DirectCall(choice, "quantize_fp8", _composed_quantize, (x, HOW[axis]), on)
 
 
-def _composed_quantize(x: mx.array, axis: Axis) -> tuple[mx.array, mx.array]:
+def _composed_quantize(x: mx.array, how: str) -> tuple[mx.array, mx.array]:
+    x = mx.stop_gradient(x).astype(mx.float32)
     size = mx.where(mx.abs(x) < mx.inf, mx.abs(x), 0)  # 0 for NaN too
-    if axis is None or axis == -1:
+    if how in {"tensor", "row"}:
         if x.size == 0:
-            return x.astype(mx.uint8), mx.full((1,) if axis is None else (*x.shape[:-1], 1), SMALLEST)
-        largest = size.max().reshape(1) if axis is None else size.max(axis=-1, keepdims=True)
+            return x.astype(mx.uint8), mx.full((1,) if how == "tensor" else (*x.shape[:-1], 1), SMALLEST)
+        largest = size.max().reshape(1) if how == "tensor" else size.max(axis=-1, keepdims=True)
     else:
         largest = _largest(size, axis=-1)
-        largest = _largest(largest, axis=-2) if axis == "block128x128" else largest
+        largest = _largest(largest, axis=-2) if how == "block128x128" else largest
     scales = mx.maximum(largest / LARGEST, SMALLEST)
-    x = x / (scales if axis is None or axis == -1 else _spread(scales, x.shape))
+    x = x / (scales if how in {"tensor", "row"} else _spread(scales, x.shape))
     return mx.where(mx.isnan(x), mx.array(127, mx.uint8), mx.to_fp8(x)), scales  # to_fp8 saturates on the CPU, NaN too
 
 

@@ -5,26 +5,33 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, dense_dtype, dtype_name, promoted, require_arrays, require_flags, resolve, shape_text
+from .._common.arrays import (
+    CACHED_SHAPES,
+    Shape,
+    StreamOrDevice,
+    cast,
+    dense_dtype,
+    dtype_name,
+    promoted,
+    require_arrays,
+    require_flags,
+    resolve,
+    shape_text,
+)
 from .._common.choice import Choice, Gpu
 from .._common.errors import WrongValue
 from .._common.limits import by_limits
 from .._loader import native
 from .._operation import Call, operation
-from .formats import Format, computed_in, require_options, spec, weights
+from .formats import Format, Spec, computed_in, require_options, spec, weights
 from .grouped import QuantizedExperts, grouped_quantized
-from .quantized import OURS, SKINNY, quantized_matmul
+from .quantized import OURS, SMALL_M, QuantizedCall, quantized_matmul
 from .rules import GroupedCase, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
 from .upstream import upstream_dense, upstream_quantized
-
-if TYPE_CHECKING:
-    from .._common.arrays import Shape, StreamOrDevice
-    from .formats import Spec
-    from .quantized import QuantizedCall
 
 INDICES = ("lhs_indices", "rhs_indices")
 CONSTANT_PAIRS = 64  # up to this many, default indices are kept as constants, and cost no kernel
@@ -81,8 +88,8 @@ class GatherCall(Call[mx.array]):
         if self.choice.engine not in OURS:
             with mx.stream(on):
                 return _upstream(self)
-        if self.choice.engine in SKINNY:
-            return native.module(on).quantized_skinny(*_skinny(self)).reshape(plan.out, stream=on)
+        if self.choice.engine in SMALL_M:
+            return native.module(on).quantized_small_m(*_small_m(self)).reshape(plan.out, stream=on)
         x, w, scales, biases, lhs, rhs = _operands(self)
         if plan.form is None or scales is None:
             result = native.module(on).gather_mm(x, cast(w, plan.dtype, on), lhs, rhs, self.transpose, plan.ordered, on)
@@ -92,8 +99,8 @@ class GatherCall(Call[mx.array]):
             return _in_order(x, lhs, rhs, experts, plan, on).reshape(plan.out)
 
     def kernel(self) -> str:
-        if self.choice.engine in SKINNY:
-            return native.module(self.stream).quantized_kernel(*_skinny(self))
+        if self.choice.engine in SMALL_M:
+            return native.module(self.stream).quantized_kernel(*_small_m(self))
         if self.choice.engine != "grouped" or self.plan.form is not None:
             return ""
         x, w, _, _, _, rhs = _operands(self)
@@ -244,8 +251,8 @@ def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx
     return x, w, scales, biases, lhs, rhs
 
 
-def _skinny(call: GatherCall) -> tuple[Any, ...]:
-    """What the native module's quantized_skinny is called with."""
+def _small_m(call: GatherCall) -> tuple[Any, ...]:
+    """What the native module's quantized_small_m is called with."""
     assert call.plan.form is not None  # noqa: S101  (the weights are quantised)
     return (*_operands(call), call.transpose, *call.plan.form, False, call.plan.ordered, call.stream)
 

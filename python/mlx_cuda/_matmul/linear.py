@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
+from .._common.arrays import (
+    CACHED_SHAPES,
+    Shape,
+    StreamOrDevice,
+    cast,
+    dtype_name,
+    dtype_text,
+    promoted,
+    require_arrays,
+    resolve,
+    shape_text,
+)
 from .._common.choice import Choice, against_native
 from .._common.errors import WrongValue
-from .._loader import native
 from .._operation import DirectCall, operation
-
-if TYPE_CHECKING:
-    from .._common.arrays import Shape, StreamOrDevice
 
 Activation = Literal["relu", "gelu_approx"]
 
@@ -43,16 +50,18 @@ def linear(
 
     float16, bfloat16 and float32 on a CUDA GPU use the native module; everything else composes MLX's operations.
     """
-    require_arrays("linear", ("bias",), x=x, w=w, bias=bias)
-    if bias is None:
-        dtype, choice = _plan(x.shape, w.shape, None, activation, x.dtype, w.dtype)
-    else:
-        dtype, choice = _plan(x.shape, w.shape, bias.shape, activation, x.dtype, w.dtype, bias.dtype)
+    try:
+        if bias is None:
+            dtype, choice = _plan(x.shape, w.shape, None, activation, x.dtype, w.dtype)
+        else:
+            dtype, choice = _plan(x.shape, w.shape, bias.shape, activation, x.dtype, w.dtype, bias.dtype)
+    except (AttributeError, TypeError, ValueError):  # which may be of what is no array
+        require_arrays("linear", ("bias",), x=x, w=w, bias=bias)
+        raise
     on = resolve(stream)
     if dtype is not None:
         x, w, bias = cast(x, dtype, on), cast(w, dtype, on), None if bias is None else cast(bias, dtype, on)
-    choice, module = native.offered(choice, on)
-    return DirectCall(choice, module.linear if module else None, _composed, (x, w, bias, activation), on)
+    return DirectCall(choice, "linear", _composed, (x, w, bias, activation), on)
 
 
 @lru_cache(CACHED_SHAPES)

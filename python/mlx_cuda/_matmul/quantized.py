@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, dtype_name, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, cast, dtype_name, require_arrays, resolve, shape_text
+from .._common.choice import Choice, Gpu
 from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._common.limits import by_limits
 from .._loader import native
 from .._operation import Call, operation
 from .batches import product_of_batches
-from .formats import Format, computed_in, require_options, spec, weights
+from .formats import Format, Spec, computed_in, require_options, spec, weights
 from .rules import QuantizedCase, choose_quantized, chosen
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
+Operands: TypeAlias = tuple[mx.array, mx.array, mx.array, mx.array | None]
 
-    from .._common.arrays import Shape, StreamOrDevice
-    from .._common.choice import Choice, Gpu
-    from .formats import Spec
-
-    Operands: TypeAlias = tuple[mx.array, mx.array, mx.array, mx.array | None]
-
-SKINNY = ("skinny", "small")
-OURS = (*SKINNY, "dequantize", "grouped")
+SMALL_M = ("small_m", "gemv")
+OURS = (*SMALL_M, "dequantize", "grouped")
 
 
 class Plan(NamedTuple):
@@ -59,12 +53,12 @@ class QuantizedCall(Call[mx.array]):
         if self.choice.engine not in OURS:
             with mx.stream(self.stream):
                 return _upstream(self)
-        if self.choice.engine in SKINNY:
-            return native.module(self.stream).quantized_skinny(*_skinny(self))
+        if self.choice.engine in SMALL_M:
+            return native.module(self.stream).quantized_small_m(*_small_m(self))
         return _dequantize(_operands(self), self.transpose, self.plan.form, self.stream)
 
     def kernel(self) -> str:
-        return native.module(self.stream).quantized_kernel(*_skinny(self)) if self.choice.engine in SKINNY else ""
+        return native.module(self.stream).quantized_kernel(*_small_m(self)) if self.choice.engine in SMALL_M else ""
 
 
 @operation()
@@ -143,9 +137,9 @@ def _operands(call: QuantizedCall) -> Operands:
     return x, w, scales, biases
 
 
-def _skinny(call: QuantizedCall) -> tuple[Any, ...]:
-    """What the native module's quantized_skinny is called with."""
-    return (*_operands(call), None, None, call.transpose, *call.plan.form, call.choice.engine == "small", False, call.stream)
+def _small_m(call: QuantizedCall) -> tuple[Any, ...]:
+    """What the native module's quantized_small_m is called with."""
+    return (*_operands(call), None, None, call.transpose, *call.plan.form, call.choice.engine == "gemv", False, call.stream)
 
 
 @by_limits(CACHED_SHAPES, typed=True)  # 64.0 is no 64
@@ -195,9 +189,9 @@ def _dequantize(operands: Operands, transpose: bool, form: Format, stream: mx.St
     def backward(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
         x, *parts = primals
         scales, biases = unpacked(parts)
-        slope = quantized_matmul(cotangent, w, scales, biases, not transpose, *form, stream=stream)
+        gradient = quantized_matmul(cotangent, w, scales, biases, not transpose, *form, stream=stream)
         with mx.stream(stream):
-            return [slope, *parts_slopes(lambda scales, biases: composed(x, w, scales, biases, transpose, form), parts, cotangent)]
+            return [gradient, *parts_gradients(lambda scales, biases: composed(x, w, scales, biases, transpose, form), parts, cotangent)]
 
     return with_gradients(forward, backward)(x, *((scales,) if biases is None else (scales, biases)))
 
@@ -207,7 +201,7 @@ def unpacked(parts: tuple[mx.array, ...] | list[mx.array]) -> tuple[mx.array, mx
     return parts[0], parts[1] if len(parts) > 1 else None
 
 
-def parts_slopes(product: Callable[[mx.array, mx.array], mx.array], parts: list[mx.array], cotangent: mx.array) -> list[mx.array]:
+def parts_gradients(product: Callable[[mx.array, mx.array], mx.array], parts: list[mx.array], cotangent: mx.array) -> list[mx.array]:
     """The gradients of affine scales and biases (those of 8-bit scales are zeros), which are evaluated only where they are used."""
     if len(parts) < 2:
         return [mx.zeros_like(part) for part in parts]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from .._common.choice import HALF, NATIVE, OLDEST_GPU, Choice, first_reason, sm
+from .._common.choice import HALF, NATIVE, OLDEST_GPU, Choice, EngineName, Gpu, first_reason, sm
 from .._common.limits import Products, by_limits, kind_of, limits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .._common.choice import EngineName, Gpu
 
 NATIVE_BITS = (2, 3, 4, 5, 6, 8)  # of affine weights; MLX packs 1 bit as well
 OLDEST_FP8_GPU = (8, 9)
@@ -105,29 +101,29 @@ def choose_quantized(case: QuantizedCase) -> Choice:
     """Our kernels for few rows, which read each weight once, or MLX's for one; for more rows MLX's where that is faster on such a GPU;
     else dequantised weights and a dense product; else MLX's.
     """
-    skinny, dense = _against_skinny(case), _against_dequantize(case)
-    if not skinny and _is_small(case):
-        return Choice("small", "one row of so few weights is read sooner by MLX's kernel, where they lie row after row")
-    if not skinny:
-        return Choice("skinny", f"up to {_most_skinny(case)} rows read each weight once")
+    small_m, dense = _against_small_m(case), _against_dequantize(case)
+    if not small_m and _is_small(case):
+        return Choice("gemv", "one row of so few weights is read sooner by MLX's kernel, where they lie row after row")
+    if not small_m:
+        return Choice("small_m", f"up to {_most_small_m(case)} rows read each weight once")
     if not dense and _is_upstream(case):
-        return Choice("mlx", f"{skinny}; up to {_products(case).upstream} rows MLX's kernel is the faster one")
+        return Choice("mlx", f"{small_m}; up to {_products(case).upstream} rows MLX's kernel is the faster one")
     if not dense:
-        return Choice("dequantize", skinny)
-    return _upstream_quantized(case, skinny, dense)
+        return Choice("dequantize", small_m)
+    return _upstream_quantized(case, small_m, dense)
 
 
 @by_limits(4096)
 def choose_gather_qmm(case: QuantizedCase) -> Choice:
     """The same for rows that name their experts: many are put in the order of the experts first, where they are not."""
-    skinny, grouped = _against_skinny(case), _against_grouped_quantized(case)
-    if not skinny:
+    small_m, grouped = _against_small_m(case), _against_grouped_quantized(case)
+    if not small_m:
         if not grouped and _shares_experts(case):
             return Choice("grouped", f"{case.rows} rows share {case.experts} experts")
-        return Choice("skinny", f"up to {_most_skinny(case)} rows read the experts that they name")
+        return Choice("small_m", f"up to {_most_small_m(case)} rows read the experts that they name")
     if not grouped:
-        return Choice("grouped", skinny)
-    return _upstream_quantized(case, skinny, grouped)
+        return Choice("grouped", small_m)
+    return _upstream_quantized(case, small_m, grouped)
 
 
 @lru_cache(4096)
@@ -147,6 +143,18 @@ def choose_fp8(case: Fp8Case) -> Choice:
         (case.capability < OLDEST_FP8_GPU, f"products of e4m3 need sm_89 or newer, not {sm(case.capability)}"),
     ))  # fmt: skip
     return Choice("fallback", against) if against else Choice("cublaslt", "cuBLASLt multiplies e4m3 and scales the result")
+
+
+@lru_cache(1024)
+def choose_quantize_fp8(gpu: Gpu, *, empty: bool, fits: bool) -> Choice:
+    """Our kernel. fits: whether the second dimension of a grid has as many blocks as share scales along it."""
+    against = first_reason((
+        (empty, "a dimension is 0"),
+        (bool(gpu.absent), gpu.absent),
+        (gpu.capability < OLDEST_FP8_GPU, f"kernels for e4m3 need sm_89 or newer, not {sm(gpu.capability)}"),
+        (not fits, "a grid has fewer blocks than scales are for"),
+    ))  # fmt: skip
+    return Choice("fallback", against) if against else Choice("fused", "numbers are read once or twice")
 
 
 def _against_quantized(case: QuantizedCase) -> str:
@@ -174,14 +182,14 @@ def _is_upstream(case: QuantizedCase) -> bool:
     return takes and case.rows <= _products(case).upstream
 
 
-def _most_skinny(case: QuantizedCase) -> int:
+def _most_small_m(case: QuantizedCase) -> int:
     """The most rows that the kernels for few rows take."""
     most = _products(case)
     if case.experts:
         return most.gathered
     if not case.transpose:
         return most.not_transposed
-    return most.half_precision if case.dtype in HALF and case.k % HALF_MULTIPLE == 0 else most.skinny
+    return most.half_precision if case.dtype in HALF and case.k % HALF_MULTIPLE == 0 else most.small_m
 
 
 def _is_small(case: QuantizedCase) -> bool:
@@ -189,8 +197,8 @@ def _is_small(case: QuantizedCase) -> bool:
     return measured and case.rows == 1 and case.n * case.k <= SMALL_WEIGHTS
 
 
-def _against_skinny(case: QuantizedCase) -> str:
-    most = _most_skinny(case)
+def _against_small_m(case: QuantizedCase) -> str:
+    most = _most_small_m(case)
     return _against_quantized(case) or (f"the kernels for few rows take up to {most}" if case.rows > most else "")
 
 

@@ -1,6 +1,6 @@
-"""mlx-lm's KV caches as a recorded step sees them: memory of a fixed capacity, and a place in it that lies on the device.
+"""mlx-lm's KV caches as a captured step sees them: memory of a fixed capacity, and a place in it that lies on the device.
 
-The caches stay mlx-lm's own objects. While a step is recorded, the model is given stand-ins for them; after each replayed step the
+The caches stay mlx-lm's own objects. While a step is captured, the model is given stand-ins for them; after each replayed step the
 objects are told where they stand, so that trimming, saving and steps of several tokens are theirs.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import mlx.core as mx
 from mlx.utils import tree_map
@@ -18,15 +18,12 @@ from .._replay.kinds import Place
 from .._replay.memory import POISON
 from .copies import TRIED, known_as, modules_of, package_of
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    RowKind: TypeAlias = "type[Growing | Rotating | Quantized | Batched | BatchedRotating]"
-    Kind: TypeAlias = "type[Replaced] | RowKind"
+RowKind: TypeAlias = "type[Growing | Rotating | Quantized | Batched | BatchedRotating]"
+Kind: TypeAlias = "type[Replaced] | RowKind"
 
 LEAST_CAPACITY = 1024
 HEADROOM = 256  # rows that a new cache has room for at least
-LARGEST_STEP = 4096  # rows by which it grows at most: recording it anew takes far less than decoding so many tokens
+LARGEST_STEP = 4096  # rows by which it grows at most: capturing it anew takes far less than decoding so many tokens
 
 
 def standing(caches: list[Any], *, updated: bool = False) -> list[dict[str, Any]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, dtype_name, require_arrays, resolve, shape_text
 from .._common.choice import HALF, OLDEST_GPU, Choice, first_reason, sm
 from .._common.errors import WrongValue
 from .._loader import native
@@ -15,9 +15,6 @@ from .._loader.replacing import Prepared
 from .._operation import DirectCall, operation
 from .fused import RESULTS
 from .rules import floating
-
-if TYPE_CHECKING:
-    from .._common.arrays import Shape, StreamOrDevice
 
 MOST_TAPS = 8  # of one token
 TAPS = (3, 4)  # of several
@@ -100,8 +97,7 @@ def short_conv(
             state = check_array("short_conv", "state", state, (x.shape[0], taps - 1, channels), dtype)
         weight = weight.astype(dtype).reshape(channels, taps, 1)
         call = Call(x.astype(dtype), weight, bias, state, silu=activation is not None, padded=True)
-        choice = choose(call, on)
-        return DirectCall(choice, native.module(on).short_conv if choice.engine == "direct" else None, _composed, call, on)
+        return DirectCall(choose(call, on), "short_conv", _composed, call, on)
 
 
 @lru_cache(CACHED_SHAPES)
@@ -154,7 +150,7 @@ def depthwise(
 ) -> Prepared | None:  # fmt: skip
     """What computes :func:`mlx.core.conv1d` of these arguments, if it is the convolution of a prompt that our kernel computes faster.
 
-    That of one token is left to MLX: a recorded step has a kernel for it and for what comes after.
+    That of one token is left to MLX: a captured step has a kernel for it and for what comes after.
     """
     if x.size < FEWEST_NUMBERS or x.ndim != 3 or weight.ndim != 3 or x.dtype != weight.dtype:
         return None

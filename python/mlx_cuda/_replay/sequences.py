@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import Any
 
-from .prefixes import Free
-
-if TYPE_CHECKING:
-    import weakref
-
-    from .prefixes import Page
+from .prefixes import Free, Page
 
 PAGE = 64  # rows
 AHEAD = 4  # pages that a sequence is given before it needs them, where there are enough
@@ -30,7 +26,7 @@ def pages_for(rows: int, most: float) -> int:
 
 
 class Region:
-    """The pages of those layers that have the same window, or none. The first of them is nobody's: a step is recorded with it."""
+    """The pages of those layers that have the same window, or none. The first of them is nobody's: a step is captured with it."""
 
     def __init__(self, window: int | None, count: int) -> None:
         self.count, self.most = count, most_pages(window)

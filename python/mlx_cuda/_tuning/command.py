@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from .._common.errors import BackendError
 from .._loader import limits_file, tuned_file
+from .._loader.tuned_file import Tuned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import TextIO
-
-    from .._loader.tuned_file import Tuned
     from .calibrate import Calibration
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -129,7 +127,7 @@ def _tune(args: argparse.Namespace, path: Path | None) -> int:
     import mlx.core as mx
 
     from .._loader import native
-    from .._matmul.linear import linear
+    from .._operations import OPERATIONS
     from .tune import tune
 
     engine = native.engine(mx.default_stream(mx.gpu)) if native.on_cuda() else "MLX offers no CUDA GPU here"
@@ -140,6 +138,6 @@ def _tune(args: argparse.Namespace, path: Path | None) -> int:
     with tune(path=path) as tuning:
         for m, n, k in args.sizes:
             x, w, bias = (mx.random.normal(shape).astype(getattr(mx, args.dtype)) for shape in ((m, k), (n, k), (n,)))
-            mx.eval(linear(x, w, bias if args.bias else None, activation=args.activation, stream=mx.gpu))
+            mx.eval(OPERATIONS["linear"](x, w, bias if args.bias else None, activation=args.activation, stream=mx.gpu))
         print(render((key, each) for key, each in tuning.products.items() if before.get(key) != each))
     return 0

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-from .._attention.attention import attention
 from .._common.limits import KINDS, DispatchThresholds
-from .._matmul.gather import gather_qmm
-from .._matmul.quantized import quantized_matmul
+from .._operations import OPERATIONS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
-    Weights: TypeAlias = tuple[mx.array, mx.array, mx.array | None]  # numbers, scales and biases
+Weights: TypeAlias = tuple[mx.array, mx.array, mx.array | None]  # numbers, scales and biases
+Arguments: TypeAlias = list[tuple[tuple[Any, ...], dict[str, Any]]]  # those by place and those by name, of calls
 
 FORMS: dict[str, dict[str, Any]] = {
     "affine 4": {"group_size": 64, "bits": 4, "mode": "affine"},
@@ -40,10 +36,11 @@ class Rule:
     Of a number, each of ``sizes`` is tried as the limit of calls of that size, and 0; of engines, each of ``engines`` with all sizes.
     """
 
+    operation: str
     part: str  # a kind of weights, or "attention"
     field: str
     sizes: tuple[int, ...]
-    calls: Callable[[int], list[mx.array]]
+    arguments: Callable[[int], Arguments]
     engines: tuple[str, ...] = ()
     price: float = 1.0  # calls of the last of the engines count as taking so many times as long
     off_meanwhile: str = ""  # a limit of the same part that is 0 while this one is measured, so that calls come as far
@@ -52,6 +49,9 @@ class Rule:
     @property
     def name(self) -> str:
         return f"{self.part}: {self.field}"
+
+    def calls(self, size: int) -> list[mx.array]:
+        return [OPERATIONS[self.operation](*arguments, **options) for arguments, options in self.arguments(size)]
 
     def value(self, of: DispatchThresholds) -> int | str:
         value: int | str = getattr(of.attention if self.part == "attention" else of.products[self.part], self.field)
@@ -88,51 +88,57 @@ def _weights(kind: str, *shape: int, dtype: mx.Dtype = mx.bfloat16) -> list[Weig
     return made
 
 
-def _product(kind: str, rows: int, dtype: mx.Dtype = mx.bfloat16, *, transpose: bool = True) -> list[mx.array]:
+def _product(kind: str, rows: int, dtype: mx.Dtype = mx.bfloat16, *, transpose: bool = True) -> Arguments:
     (x,) = _arrays(1, rows, INNER if transpose else COLUMNS, dtype=dtype)
     parts = _weights(kind, COLUMNS, INNER, dtype=dtype)
     in_turn = (parts[i % COPIES] for i in range(CALLS))
-    return [quantized_matmul(x, *each, transpose, **FORMS[kind]) for each in in_turn]
+    return [((x, *each, transpose), FORMS[kind]) for each in in_turn]
 
 
-def _experts(kind: str, rows: int) -> list[mx.array]:
+def _experts(kind: str, rows: int) -> Arguments:
     (x,), parts = _arrays(1, rows, 1, EXPERT_INNER), _weights(kind, EXPERTS, EXPERT_COLUMNS, EXPERT_INNER)
     chosen = (mx.arange(rows) * 7 % EXPERTS).astype(mx.uint32)
     in_turn = (parts[i % COPIES] for i in range(CALLS))
-    return [gather_qmm(x, *each, rhs_indices=chosen, **FORMS[kind]) for each in in_turn]
+    return [((x, *each), {"rhs_indices": chosen, **FORMS[kind]}) for each in in_turn]
 
 
-def _attention(queries: int, heads: int = 32, **options: Any) -> list[mx.array]:
+def _attention(queries: int, heads: int = 32, **options: Any) -> Arguments:
     (q,), (k, v) = _arrays(1, 2, heads, queries, DIM), _arrays(2, 2, KV_HEADS, KEYS, DIM)
-    return [attention(q, k, v, **options) for _ in range(CALLS)]
+    return [((q, k, v), options)] * CALLS
 
 
-def _biased(keys: int) -> list[mx.array]:
+def _biased(keys: int) -> Arguments:
     (q,), (k, v), (bias,) = _arrays(1, 2, 32, keys, DIM), _arrays(2, 2, KV_HEADS, keys, DIM), _arrays(1, 1, 1, keys, keys)
-    return [attention(q, k, v, mask=bias) for _ in range(CALLS)]
+    return [((q, k, v), {"mask": bias})] * CALLS
 
 
 def rules() -> list[Rule]:
     """All of them; those whose calls MLX compiles kernels for come last, but before what hangs on them."""
     found = [
-        Rule("attention", "growing", (16, 32, 64, 128), lambda rows: _attention(rows // 4, mask="causal")),
-        Rule("attention", "before_flash", (32, 64, 128, 256), lambda rows: _attention(rows // 8, 64, softcap=30.0)),
-        Rule("attention", "chunks", (512, 1024), lambda rows: _attention(rows, mask="causal"), ("flash", "cudnn"), PLANS),
-        Rule("attention", "additive", (1024,), _biased, ("flash", "mlx")),
-        Rule("affine 4", "skinny", (1, 8, 16, 32, 64, 128), lambda rows: _product("affine 4", rows, mx.float32)),
+        Rule("attention", "attention", "growing", (16, 32, 64, 128), lambda rows: _attention(rows // 4, mask="causal")),
+        Rule("attention", "attention", "before_flash", (32, 64, 128, 256), lambda rows: _attention(rows // 8, 64, softcap=30.0)),
+        Rule("attention", "attention", "chunks", (512, 1024), lambda rows: _attention(rows, mask="causal"), ("flash", "cudnn"), PLANS),
+        Rule("attention", "attention", "additive", (1024,), _biased, ("flash", "mlx")),
+        Rule("quantized_matmul", "affine 4", "small_m", (1, 8, 16, 32, 64, 128), lambda rows: _product("affine 4", rows, mx.float32)),
     ]
     for kind in KINDS:
-        found.append(Rule(kind, "not_transposed", (1, 2, 4, 8, 16), partial(_plain, kind)))
-        found.append(Rule(kind, "gathered", (1, 8, 16, 32, 64, 128), partial(_experts, kind)))
+        found.append(Rule("quantized_matmul", kind, "not_transposed", (1, 2, 4, 8, 16), partial(_product, kind, transpose=False)))
+        found.append(Rule("gather_qmm", kind, "gathered", (1, 8, 16, 32, 64, 128), partial(_experts, kind)))
     for kind in KINDS:
         product = partial(_product, kind)
-        found.append(Rule(kind, "upstream", (64, 128, 256, 512, 1024, 2048), product, off_meanwhile="half_precision", compiles=True))
-        found.append(Rule(kind, "half_precision", (1, 8, 16, 32, 64, 128, 256, 512, 1024), product))
+        found.append(
+            Rule(
+                "quantized_matmul",
+                kind,
+                "upstream",
+                (64, 128, 256, 512, 1024, 2048),
+                product,
+                off_meanwhile="half_precision",
+                compiles=True,
+            )
+        )
+        found.append(Rule("quantized_matmul", kind, "half_precision", (1, 8, 16, 32, 64, 128, 256, 512, 1024), product))
     return found
-
-
-def _plain(kind: str, rows: int) -> list[mx.array]:
-    return _product(kind, rows, transpose=False)
 
 
 def forget() -> None:

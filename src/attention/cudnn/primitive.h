@@ -5,7 +5,6 @@
 #include "attention/primitive.h"
 #include "runtime/status.h"
 
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,7 +32,7 @@ struct VariantPack {
 
 // Encodes a plan. Returns false, with nothing encoded, when cuDNN cannot build it (which takes tens of milliseconds the first
 // time).
-bool encode_plan(ExecutionPlan& plan, const VariantPack& pack, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+bool encode_plan(ExecutionPlan& plan, const VariantPack& pack, CommandEncoder& encoder, const mx::Stream& stream);
 
 mx::array to_float32(const mx::array& in, const mx::Stream& stream);
 
@@ -59,16 +58,15 @@ class Sdpa : public Stateful<AttentionOptions> {
       : Stateful(stream, options), operands_(operands) {}
 
   // A further batch dimension joins the batch.
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override;
 
  protected:
   // The same results for other inputs, fused where cuDNN takes them: more batches do not change whether it does, but both ways are
   // right.
-  virtual std::vector<mx::array> again(const std::vector<mx::array>& inputs) const = 0;
+  virtual Arrays again(const Arrays& inputs) const = 0;
 
   // q, k, v and the sinks.
-  AttentionArrays arrays(const std::vector<mx::array>& inputs) const;
+  AttentionArrays arrays(const Arrays& inputs) const;
 
   const AttentionOptions& options() const {
     return state_;
@@ -77,8 +75,7 @@ class Sdpa : public Stateful<AttentionOptions> {
   // Encodes the problem with arrays as `bind(problem, dense)` lays them out: as they are or, where cuDNN does not take their
   // strides, dense, as it took the shapes when the graph was built. Returns what was encoded.
   template <typename Problem, typename Bind>
-  std::pair<Problem, VariantPack> encode_problem(
-      Problem problem, const char* what, const Bind& bind, mx::cu::CommandEncoder& encoder) {
+  std::pair<Problem, VariantPack> encode_problem(Problem problem, const char* what, const Bind& bind, CommandEncoder& encoder) {
     for (const bool dense : {false, true}) {
       VariantPack pack = bind(problem, dense);
       if (encode_plan(find_plan(problem, encoder.device().cuda_device()), pack, encoder, stream())) {

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <stdexcept>
 
 namespace mlx_cuda {
 
@@ -32,7 +31,6 @@ int rounded_up(int value, int unit) {
   return ceil_div(value, unit) * unit;
 }
 
-#define MLX_CUDA_NO_ROW(...)
 constexpr auto kNarrowKernels =
     std::to_array<KernelRow<std::string_view, int, bool, Keys>>({MLX_CUDA_DECODE_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kMergeKernels =

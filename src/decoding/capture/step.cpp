@@ -4,7 +4,7 @@
 #include "decoding/append/append.h"
 #include "decoding/graph/capture_error.h"
 #include "decoding/graph/plan.h"
-#include "decoding/graph/recorded.h"
+#include "decoding/graph/step_primitive.h"
 #include "runtime/device_code.h"
 #include "runtime/memory.h"
 #include "runtime/mlx_internals.h"
@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 
 namespace mlx_cuda {
 
@@ -27,19 +26,19 @@ KernelModule kernels("step");
 
 }  // namespace
 
-// An array whose value is there while its step is recorded.
-class Placed final : public Recorded {
+// An array whose value is there while its step is captured.
+class Placed final : public StepPrimitive {
  public:
   Placed(const mx::Stream& stream, std::weak_ptr<Step> step, mx::array value)
-      : Recorded(stream), step_(std::move(step)), value_(std::move(value)) {}
+      : StepPrimitive(stream), step_(std::move(step)), value_(std::move(value)) {}
 
   const char* name() const override {
     return kStepInput;
   }
 
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
+  void eval_gpu(const Arrays&, Arrays& outputs) override {
     const auto step = step_.lock();
-    if (!step || !step->recording_) {
+    if (!step || !step->capturing_) {
       throw CaptureError("[decode_step] The model reads a token or its place on the host.");
     }
     outputs[0].copy_shared_buffer(value_);
@@ -50,17 +49,17 @@ class Placed final : public Recorded {
   const mx::array value_;
 };
 
-// The launch of a recorded step.
-class Replay final : public Recorded {
+// The launch of a captured step.
+class Replay final : public StepPrimitive {
  public:
   Replay(const mx::Stream& stream, std::shared_ptr<Step> step, std::vector<Place> places)
-      : Recorded(stream), step_(std::move(step)), places_(std::move(places)) {}
+      : StepPrimitive(stream), step_(std::move(step)), places_(std::move(places)) {}
 
   const char* name() const override {
     return "DecodeStep";
   }
 
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
     step_->launch(inputs[0], places_, outputs[0], stream());
   }
 
@@ -79,13 +78,13 @@ Step::Step(mx::Shape tokens, mx::Dtype dtype, int places, std::optional<Pages> p
   if (places > BeginParams::kMostPlaces) {
     throw std::invalid_argument("[decode_step] The caches stand at too many different places.");
   }
-  mx::eval(std::vector<mx::array>{tokens_, places_, sequences_});
+  mx::eval(Arrays{tokens_, places_, sequences_});
   hold(tokens_);
   hold(places_);
   if (pages_) {
     table_ = mx::zeros({places, tokens[0] * pages_->columns}, mx::int32, stream);
     next_table_ = mx::zeros({places, tokens[0], pages_->columns}, mx::int32, stream);
-    mx::eval(std::vector<mx::array>{*table_, *next_table_});
+    mx::eval(Arrays{*table_, *next_table_});
     hold(*table_);
   }
 }
@@ -159,7 +158,7 @@ mx::array Step::where(int place) const {
 
 mx::array Step::table(int place) {
   if (!table_) {
-    throw std::invalid_argument("[decode_step] The recorded step has no pages.");
+    throw std::invalid_argument("[decode_step] The captured step has no pages.");
   }
   return placed(part(*table_, place, 0, {tokens_.shape(0), pages_->columns}));
 }
@@ -168,7 +167,7 @@ mx::array Step::content(const mx::array& memory) {
   return placed(memory);
 }
 
-mx::array Step::finish(const mx::array& result, const std::vector<mx::array>& from, const std::vector<mx::array>& to) {
+mx::array Step::finish(const mx::array& result, const Arrays& from, const Arrays& to) {
   written_ = to;
   return cache_replace(result, from, to, stream_);
 }
@@ -178,7 +177,7 @@ void Step::set_sequences(const mx::array& sequences, const std::optional<mx::arr
     return given.shape() == own.shape() && given.dtype() == mx::int32;
   };
   if (!fits(sequences, sequences_) || table.has_value() != next_table_.has_value() || (table && !fits(*table, *next_table_))) {
-    throw std::invalid_argument("[decode_step] Sequences do not fit the recorded step.");
+    throw std::invalid_argument("[decode_step] Sequences do not fit the captured step.");
   }
   const auto settled = [&](const mx::array& given) {  // which waits for nothing where the host made it
     mx::array out = given.is_available() && given.flags().row_contiguous ? given : mx::contiguous(given, false, stream_);
@@ -191,13 +190,12 @@ void Step::set_sequences(const mx::array& sequences, const std::optional<mx::arr
   }
 }
 
-std::vector<mx::array> Step::append(
-    const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place) {
+Arrays Step::append(const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place) {
   return cache_append({keys, values, k_cache, v_cache, where(place)}, stream_);
 }
 
-std::vector<mx::array> Step::append_quantized(
-    const mx::array& keys, const mx::array& values, const std::vector<mx::array>& memory, int group, int bits, int place) {
+Arrays Step::append_quantized(
+    const mx::array& keys, const mx::array& values, const Arrays& memory, int group, int bits, int place) {
   return quantized_cache_append(keys, values, memory, group, bits, where(place), stream_);
 }
 
@@ -253,14 +251,14 @@ mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places
   const bool fits = tokens.shape() == tokens_.shape() || (pages_ && tokens.ndim() == 2 && tokens.shape(1) == 1 &&
                                                           tokens.size() > 0 && tokens.shape(0) < tokens_.shape(0));
   if (result_.empty() || !fits || tokens.dtype() != tokens_.dtype() || static_cast<int>(places.size()) != count_) {
-    throw CaptureError("[decode_step] The call does not fit the recorded step.");
+    throw CaptureError("[decode_step] The call does not fit the captured step.");
   }
   // What the tokens are computed from is the caller's: where MLX fails to, it drops kernels of arrays that it holds for evaluated,
   // so nobody may go on with them, and the error is the caller's, too.
   if (tokens.status() == mx::array::Status::unscheduled) {
     mx::async_eval({tokens});
   }
-  std::vector<mx::array> inputs{tokens};
+  Arrays inputs{tokens};
   inputs.insert(inputs.end(), last_.begin(), last_.end());  // after it, on whichever stream that was
   mx::array out(result_[0].shape(), result_[0].dtype(), std::make_shared<Replay>(stream, shared_from_this(), places), inputs);
   launched_ = false;
@@ -329,15 +327,13 @@ void clear_rows(CUdeviceptr to, std::size_t pitch, std::size_t bytes, std::size_
 
 }  // namespace
 
-std::vector<mx::array> Step::fill(
-    std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches) {
+Arrays Step::fill(Arrays content, const std::vector<std::optional<int>>& rows, const Arrays& caches) {
   mx::eval(content);  // the caller's, whose errors are MLX's own
   capturing([&] { copy_in(std::move(content), rows, caches); });
   return shared_;
 }
 
-void Step::copy_in(
-    std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches) {
+void Step::copy_in(Arrays content, const std::vector<std::optional<int>>& rows, const Arrays& caches) {
   for (std::size_t i = 0; i < content.size(); ++i) {
     if (rows.at(i) ? distance(content[i]) == 0 : !content[i].flags().row_contiguous) {
       content[i] = mx::contiguous(content[i], false, stream_);
@@ -392,7 +388,7 @@ void Step::clear(const std::vector<std::optional<int>>& rows) {
 }
 
 bool Step::moved() const {
-  return std::any_of(recorded_at_.begin(), recorded_at_.end(), [](const auto& each) { return each.first->data != each.second; });
+  return std::any_of(captured_at_.begin(), captured_at_.end(), [](const auto& each) { return each.first->data != each.second; });
 }
 
 // Whether so many hold each of the arrays that were given away, and nobody has another one of its memory.

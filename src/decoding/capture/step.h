@@ -1,16 +1,16 @@
-// One decoding step of a model as one executable graph: recorded once, then launched for each token.
+// One decoding step of a model as one executable graph: captured once, then launched for each token.
 //
 // The model's own code builds the graph of a step from arrays of this class: tokens, places of the caches, and caches to which a
-// kernel appends. Recording evaluates that graph node by node on MLX's encoder, so that its kernels, or ours, become nodes of one
+// kernel appends. Capturing evaluates that graph node by node on MLX's encoder, so that its kernels, or ours, become nodes of one
 // CUDA graph, which is kept together with all memory that it touches.
 #pragma once
 
 #include "all_sum/peers.h"
 #include "decoding/append/params.h"
 #include "decoding/capture/lifetimes.h"
+#include "runtime/arrays.h"
 
 #include <cuda.h>
-#include <mlx/array.h>
 #include <mlx/stream.h>
 
 #include <cstddef>
@@ -29,8 +29,6 @@ struct CudaBuffer;
 
 namespace mlx_cuda {
 
-namespace mx = mlx::core;
-
 class Plan;
 struct EncodedGraph;
 
@@ -47,7 +45,7 @@ class Step : public std::enable_shared_from_this<Step> {
   Step& operator=(const Step&) = delete;
   ~Step();
 
-  // Arrays that have a value only where a recorded step runs: evaluating them elsewhere is an error.
+  // Arrays that have a value only where a captured step runs: evaluating them elsewhere is an error.
   mx::array tokens();            // [batch, 1]
   mx::array offset(int place);   // int32 []
   mx::array row(int place);      // int32 []
@@ -60,15 +58,13 @@ class Step : public std::enable_shared_from_this<Step> {
 
   // The caches, [batch or pages, heads, capacity, dim], with a token's keys and values at their place. They are written where they
   // lie.
-  std::vector<mx::array> append(
-      const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place);
+  Arrays append(const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place);
 
   // The same of a quantised cache (append.h).
-  std::vector<mx::array> append_quantized(
-      const mx::array& keys, const mx::array& values, const std::vector<mx::array>& memory, int group, int bits, int place);
+  Arrays append_quantized(const mx::array& keys, const mx::array& values, const Arrays& memory, int group, int bits, int place);
 
   // The result, after which the first arrays have been copied to the others, where the next step finds them.
-  mx::array finish(const mx::array& result, const std::vector<mx::array>& from, const std::vector<mx::array>& to);
+  mx::array finish(const mx::array& result, const Arrays& from, const Arrays& to);
 
   // What each sequence has beyond the offset, and the start, of its place, from now on: int32 [places, 2, batch], zeros at first;
   // and the pages that it is in, int32 [places, batch, columns], where it is in pages.
@@ -78,14 +74,13 @@ class Step : public std::enable_shared_from_this<Step> {
   // where it cannot be captured (capture_error.h).
   void record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places);
 
-  // The result for others, begun at once. `stream` may be another than the one it was recorded on, unless it has sums. In pages
+  // The result for others, begun at once. `stream` may be another than the one it was captured on, unless it has sums. In pages
   // there may be fewer tokens than the batch has, whose rows of the result are then garbage.
   mx::array replay(const mx::array& tokens, const std::vector<Place>& places, const mx::Stream& stream);
 
   // Copies so many first rows, or everything, into caches (row-contiguous, [batch, heads, rows, dim] of those with rows), and gives
   // arrays of that memory to whoever is to have it from now on. The caller keeps `caches`.
-  std::vector<mx::array> fill(
-      std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches);
+  Arrays fill(Arrays content, const std::vector<std::optional<int>>& rows, const Arrays& caches);
   // Zeros in all rows but so many first ones of the arrays that `fill` gave: others may have had this memory, and whoever has it
   // now may read or save all of it.
   void clear(const std::vector<std::optional<int>>& rows);
@@ -97,10 +92,10 @@ class Step : public std::enable_shared_from_this<Step> {
   bool has_arrays_left() const {
     return made_.any_left();
   }
-  // Whether MLX has put a weight or a cache elsewhere since it was recorded, as it does where the host reads one.
+  // Whether MLX has put a weight or a cache elsewhere since it was captured, as it does where the host reads one.
   bool moved() const;
 
-  // Whether it has sums over GPUs, whose memory is of the stream that it was recorded on; and has these leave the others alone.
+  // Whether it has sums over GPUs, whose memory is of the stream that it was captured on; and has these leave the others alone.
   bool has_sums() const {
     return !peers_.empty();
   }
@@ -109,7 +104,7 @@ class Step : public std::enable_shared_from_this<Step> {
   std::size_t nodes() const {
     return nodes_;
   }
-  // How many of which primitives were recorded.
+  // How many of which primitives were captured.
   const std::map<std::string, int>& primitives() const {
     return primitives_;
   }
@@ -125,7 +120,7 @@ class Step : public std::enable_shared_from_this<Step> {
   void capture(Plan& plan, const mx::array& tokens, const std::vector<Place>& places);
   void encode(const Plan& plan);
   void make_executable(EncodedGraph encoded);
-  void copy_in(std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches);
+  void copy_in(Arrays content, const std::vector<std::optional<int>>& rows, const Arrays& caches);
   mx::array placed(const mx::array& value);
   void begin(const mx::array& tokens, const std::vector<Place>& places, CUstream queue) const;
   bool settled(long uses);
@@ -140,13 +135,13 @@ class Step : public std::enable_shared_from_this<Step> {
   std::optional<mx::array> table_{};       // where kernels read it
   std::optional<mx::array> next_table_{};  // what is put there
   int count_;
-  bool recording_ = false;
-  std::vector<mx::array> written_{};  // by what `finish` gave
-  std::vector<mx::array> shared_{};
-  std::vector<mx::array> result_{};  // one, once it is recorded
-  std::vector<mx::array> last_{};    // what was begun last: whoever reads a cache waits for it
+  bool capturing_ = false;
+  Arrays written_{};  // by what `finish` gave
+  Arrays shared_{};
+  Arrays result_{};  // one, once it is captured
+  Arrays last_{};    // what was begun last: whoever reads a cache waits for it
   std::unordered_set<std::shared_ptr<mx::array::Data>> memory_{};
-  std::vector<std::pair<const mx::cu::CudaBuffer*, const void*>> recorded_at_{};  // what others hold too, and may have moved
+  std::vector<std::pair<const mx::cu::CudaBuffer*, const void*>> captured_at_{};  // what others hold too, and may have moved
   Lifetimes made_{};                                                              // of the arrays of the captured graph
   bool launched_ = false;  // the last replay's graph, whatever failed after it
   std::set<std::shared_ptr<const Peers>> peers_{};

@@ -13,10 +13,10 @@ namespace mlx_cuda {
 namespace {
 
 // What an array is computed from. A custom function's primitive has its arguments too, which only derivatives read.
-std::vector<mx::array> operands(const mx::array& array) {
+Arrays operands(const mx::array& array) {
   const auto& inputs = array.inputs();
   const bool custom = std::string_view(array.primitive().name()) == "CustomTransforms";
-  return custom ? std::vector<mx::array>(inputs.end() - static_cast<std::ptrdiff_t>(array.outputs().size()), inputs.end()) : inputs;
+  return custom ? Arrays(inputs.end() - static_cast<std::ptrdiff_t>(array.outputs().size()), inputs.end()) : inputs;
 }
 
 // Whether it is one of MLX's primitives that other processes take part in.
@@ -67,7 +67,7 @@ Plan::Plan(const mx::array& result) : result_(result) {
     }
     const bool needed =
         name == kStepInput || std::any_of(inputs.begin(), inputs.end(), [&](const mx::array& in) { return depends.at(in.id()); });
-    if (talks(name) || (name == kAllSum && !needed)) {  // a recording is made, and compared, whatever other processes do
+    if (talks(name) || (name == kAllSum && !needed)) {  // a capture is made, and compared, whatever other processes do
       throw std::invalid_argument("[decode_step] The model sends to other processes, by " + std::string(name) + ".");
     }
     for (const mx::array& out : array.outputs()) {
@@ -83,7 +83,7 @@ Plan::Plan(const mx::array& result) : result_(result) {
       }
     }
     // Primitives of a compiled function keep the stream of its first call, and are encoded on another one, which nobody else sees
-    // meanwhile: the rest of them are the recorded call's alone, and MLX's cache of compiled functions is of a thread; one that
+    // meanwhile: the rest of them are the captured call's alone, and MLX's cache of compiled functions is of a thread; one that
     // records is in here, under the lock of capture.py.
     replace({array.primitive().name(), inputs, array.outputs(), [array](const mx::Stream& stream) { encode_on(array, stream); }});
     for (const mx::array& in : inputs) {

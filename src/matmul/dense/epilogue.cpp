@@ -6,7 +6,6 @@
 #include "runtime/node.h"
 
 #include <algorithm>
-#include <string>
 
 namespace mlx_cuda {
 
@@ -16,7 +15,6 @@ constexpr long long kThreads = 256;
 
 KernelModule kernels("epilogue");
 
-#define MLX_CUDA_NO_ROW(...)
 constexpr auto kEpilogue =
     std::to_array<KernelRow<std::string_view>>({MLX_CUDA_EPILOGUE_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kScaling =
@@ -25,11 +23,7 @@ constexpr auto kScaling =
 }  // namespace
 
 void encode_epilogue(
-    mx::array& out,
-    mx::array* inside,
-    const std::optional<mx::array>& bias,
-    Activation activation,
-    mx::cu::CommandEncoder& encoder) {
+    mx::array& out, mx::array* inside, const std::optional<mx::array>& bias, Activation activation, CommandEncoder& encoder) {
   KernelNode node(encoder);
   node.reads(out);
   const void* bias_data = node.reads(bias);
@@ -44,12 +38,12 @@ void encode_epilogue(
 }
 
 void encode_scaling(
-    const void* product,
+    const void* gemm,
     mx::array& out,
     const std::optional<mx::array>& scale_a,
     const std::optional<mx::array>& scale_b,
     const std::optional<mx::array>& bias,
-    mx::cu::CommandEncoder& encoder) {
+    CommandEncoder& encoder) {
   KernelNode node(encoder);
   node.reads(out);
   const void* a = node.reads(scale_a);
@@ -62,7 +56,7 @@ void encode_scaling(
   const auto columns = static_cast<long long>(out.shape(1));
   const dim3 grid(ceil_div(columns, kThreads), std::min<long long>(rows, kMostGridRows));
   node.launch(
-      kernels.function(kernel_for(kScaling, type_name(out.dtype()))), grid, kThreads, 0, product, out_data, a, a_step, b, b_step,
+      kernels.function(kernel_for(kScaling, type_name(out.dtype()))), grid, kThreads, 0, gemm, out_data, a, a_step, b, b_step,
       bias_data, rows, columns);
 }
 

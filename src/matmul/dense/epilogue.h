@@ -1,34 +1,28 @@
-// What follows a product for which cuBLASLt has no fused epilogue.
+// What follows a GEMM for which cuBLASLt has no fused epilogue.
 #pragma once
 
 #include "device/activation.h"
+#include "runtime/arrays.h"
 
-#include <mlx/array.h>
 #include <mlx/backend/cuda/device.h>
 
 #include <optional>
 
 namespace mlx_cuda {
 
-namespace mx = mlx::core;
-
 // out = activation(out + bias) in place, and in `inside`, where that is not null, what the activation was applied to. All
 // row-contiguous and of one dtype: float16, bfloat16 or float32.
 void encode_epilogue(
-    mx::array& out,
-    mx::array* inside,
-    const std::optional<mx::array>& bias,
-    Activation activation,
-    mx::cu::CommandEncoder& encoder);
+    mx::array& out, mx::array* inside, const std::optional<mx::array>& bias, Activation activation, CommandEncoder& encoder);
 
-// out = product * scale_a[row] * scale_b[column] + bias. `product` is a float32 workspace, whose writing has been named as that of
+// out = gemm * scale_a[row] * scale_b[column] + bias. `gemm` is a float32 workspace, whose writing has been named as that of
 // `out`; a scale of one element is one for all, and none is 1.
 void encode_scaling(
-    const void* product,
+    const void* gemm,
     mx::array& out,
     const std::optional<mx::array>& scale_a,
     const std::optional<mx::array>& scale_b,
     const std::optional<mx::array>& bias,
-    mx::cu::CommandEncoder& encoder);
+    CommandEncoder& encoder);
 
 }  // namespace mlx_cuda

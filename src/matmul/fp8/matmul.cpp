@@ -8,7 +8,6 @@
 
 #include <mlx/ops.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <utility>
@@ -137,15 +136,12 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
   using Stateful::Stateful;
   DEFINE_NAME(Fp8Matmul)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {{inputs[0].shape(0), inputs[1].shape(0)}};
   }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
-    const auto apply = [&](const std::vector<mx::array>& one) {
-      return result_of<Fp8Matmul>(one, state_.out_dtype, queue(), state_);
-    };
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override {
+    const auto apply = [&](const Arrays& one) { return result_of<Fp8Matmul>(one, state_.out_dtype, queue(), state_); };
     return vmap_in_turn(inputs, axes, apply, queue());
   }
 
@@ -155,14 +151,14 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
   }
 
   // Derivatives alone ask for it, and to these all inputs but the bias are constants.
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     if (!state_.has_bias) {
       throw std::runtime_error("[fp8_matmul] Products of codes have no derivatives.");
     }
     return {mx::broadcast_to(inputs.back(), {inputs[0].shape(0), inputs[1].shape(0)}, queue())};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     // The library wants scales on 16 bytes too, be they one number.
     auto operand = [&](const mx::array& in) { return contiguous_on_16_bytes(in, encoder, stream()); };
@@ -212,7 +208,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     std::optional<mx::array> scale_a, scale_b, bias;
   };
 
-  Extras extras(const std::vector<mx::array>& inputs) const {
+  Extras extras(const Arrays& inputs) const {
     Extras extras;
     std::size_t next = 2;
     auto take = [&](bool given) { return given ? std::optional(inputs[next++]) : std::nullopt; };
@@ -223,8 +219,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
   }
 
   // Of the node that comes next.
-  static void name_arrays(
-      const mx::array& a, const mx::array& b, const Extras& extras, mx::array& out, mx::cu::CommandEncoder& encoder) {
+  static void name_arrays(const mx::array& a, const mx::array& b, const Extras& extras, mx::array& out, CommandEncoder& encoder) {
     KernelNode node(encoder);
     node.reads(a);
     node.reads(b);
@@ -234,7 +229,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     node.writes(out);
   }
 
-  // A product without scales in float32, and a kernel of ours: for a library that has none scaled by rows.
+  // A GEMM without scales in float32, and a kernel of ours: for a library that has none scaled by rows.
   void scale_later(
       MatmulProblem problem,
       MatmulPointers pointers,
@@ -242,11 +237,11 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
       const mx::array& b,
       const Extras& extras,
       mx::array& out,
-      mx::cu::CommandEncoder& encoder) {
-    void* product = workspace(out.size() * sizeof(float), encoder, stream());
+      CommandEncoder& encoder) {
+    void* gemm = workspace(out.size() * sizeof(float), encoder, stream());
     problem.out_dtype = mx::float32;
     problem.x_scaling = problem.w_scaling = Scaling::tensor;
-    pointers.out = product;
+    pointers.out = gemm;
     pointers.x_scale = pointers.w_scale = nullptr;
     const auto matmul = prepare_matmul(problem, pointers, encoder, stream());
     if (!matmul) {
@@ -254,7 +249,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     }
     name_arrays(a, b, extras, out, encoder);
     encode_matmul(*matmul, encoder);
-    encode_scaling(product, out, extras.scale_a, extras.scale_b, extras.bias, encoder);
+    encode_scaling(gemm, out, extras.scale_a, extras.scale_b, extras.bias, encoder);
   }
 };
 
@@ -270,7 +265,7 @@ void match(Scales& a, Scales& b) {
   }
 }
 
-// For a library that has no product scaled by blocks: the scaled numbers in the dtype that the product is computed in.
+// For a library that has no GEMM scaled by blocks: the scaled numbers in the dtype that the GEMM is computed in.
 mx::array dequantized_matmul(
     const mx::array& a,
     const mx::array& b,
@@ -326,8 +321,7 @@ mx::array fp8_matmul(
   if (blocks && !can_matmul(make_problem(height, width, inner, options), device)) {
     return mx::reshape(dequantized_matmul(rows_a, b, scales_a, scales_b, bias, out_dtype, stream), shape, stream);
   }
-  std::vector<mx::array> inputs{
-      padded(padded(rows_a, 1, inner, stream), 0, height, stream), padded(padded(b, 1, inner, stream), 0, width, stream)};
+  Arrays inputs{padded(padded(rows_a, 1, inner, stream), 0, height, stream), padded(padded(b, 1, inner, stream), 0, width, stream)};
   if (const auto scale = scales_a.laid_out(height)) {
     options.has_scale_a = true;
     inputs.push_back(*scale);

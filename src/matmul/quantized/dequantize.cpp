@@ -21,24 +21,24 @@ class Dequantize final : public Stateful<std::pair<WeightedState, mx::Dtype>> {
   using Stateful::Stateful;
   DEFINE_NAME(Dequantize)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     mx::Shape shape = inputs[0].shape();
     shape.back() = weights(inputs).inner();
     return {shape};
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     return {values_of(weights(inputs), state_.second, queue())};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     allocate(outputs[0], stream());
     encode_dequantize(weights(inputs), std::nullopt, outputs[0], encoder, stream());
   }
 
  private:
-  QuantizedWeights weights(const std::vector<mx::array>& inputs) const {
+  QuantizedWeights weights(const Arrays& inputs) const {
     return state_.first.weights(inputs, 0);
   }
 };
@@ -52,13 +52,13 @@ mx::array part_of(const mx::array& stack, int first, int size) {
   return part;
 }
 
-Readable readable_pieces(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+Readable readable_pieces(const QuantizedWeights& weights, CommandEncoder& encoder, const mx::Stream& stream) {
   return readable(weights, true, piece_alignment(weights.bits), encoder, stream);
 }
 
 }  // namespace
 
-QuantizedWeights dequantizable(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+QuantizedWeights dequantizable(const QuantizedWeights& weights, CommandEncoder& encoder, const mx::Stream& stream) {
   return readable_pieces(weights, encoder, stream).weights;
 }
 
@@ -71,7 +71,7 @@ void encode_dequantize(
     const QuantizedWeights& weights,
     const std::optional<mx::array>& offsets,
     mx::array& out,
-    mx::cu::CommandEncoder& encoder,
+    CommandEncoder& encoder,
     const mx::Stream& stream) {
   const Readable in = readable_pieces(weights, encoder, stream);
   KernelNode node(encoder);

@@ -1,4 +1,4 @@
-// Grouped products with quantised weights.
+// Grouped GEMM with quantised weights.
 #include "matmul/grouped/params.h"
 #include "matmul/grouped/plan.h"
 #include "matmul/grouped/primitive.h"
@@ -30,7 +30,7 @@ bool can_unpack(const QuantizedWeights& weights) {
 // Adds its node, which writes out [rows, columns]: x [rows, inner] (as from as_rows) times the transposed matrix of each row's
 // group. Rows of no group are zeros.
 void encode_unpacked(
-    const mx::array& x, const mx::array& offsets, const Readable& weights, mx::array& out, mx::cu::CommandEncoder& encoder) {
+    const mx::array& x, const mx::array& offsets, const Readable& weights, mx::array& out, CommandEncoder& encoder) {
   const QuantizedWeights& in = weights.weights;
   KernelNode node(encoder);
   GroupedQuantizedParams params{};
@@ -62,17 +62,17 @@ class GroupedQuantized final : public Stateful<WeightedState> {
   using Stateful::Stateful;
   DEFINE_NAME(GroupedQuantized)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {{inputs[0].shape(0), state_.columns(inputs)}};
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     const mx::array values = values_of(state_.weights(inputs), inputs[0].dtype(), queue());
     return {grouped_matmul(inputs[0], values, inputs.back(), state_.transpose, queue())};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     const mx::array x = as_rows(inputs[0], encoder, stream());
     const mx::array offsets = contiguous(inputs.back(), encoder, stream());

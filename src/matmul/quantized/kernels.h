@@ -15,7 +15,7 @@
 #define MLX_CUDA_GROUPED_QUANTIZED_OF_FORMAT(format, EACH) \
   EACH(grouped_##format##_bfloat16, bfloat16, format) EACH(grouped_##format##_float16, float16, format)
 
-// quantized_moe_sm90.cu. EACH(name, dtype, format); other bits have quantized_skinny.cu.
+// quantized_moe_sm90.cu. EACH(name, dtype, format); other bits have quantized_small_m.cu.
 #define MLX_CUDA_MOE_KERNELS(EACH)      \
   MLX_CUDA_MOE_OF_FORMAT(EACH, affine2) \
   MLX_CUDA_MOE_OF_FORMAT(EACH, affine4) \
@@ -27,7 +27,7 @@
   EACH(quantized_moe_##format##_float16, float16, format) EACH(quantized_moe_##format##_bfloat16, bfloat16, format)
 
 // quantized_plain.cu. TRANSPOSED and PLAIN(name, dtype, format, rows of x); the last for rows of w that are no whole number of
-// quantized_skinny.cu's chunks.
+// quantized_small_m.cu's chunks.
 #define MLX_CUDA_PLAIN_KERNELS(TRANSPOSED, PLAIN)                     \
   MLX_CUDA_EACH_FORMAT(MLX_CUDA_PLAIN_OF_FORMAT, TRANSPOSED, PLAIN)   \
   TRANSPOSED(quantized_transposed_nvfp4_float16_4, float16, nvfp4, 4) \
@@ -42,23 +42,23 @@
 #define MLX_CUDA_QUANTIZED_MERGE_KERNELS(EACH) \
   EACH(quantized_merge_float32, float32) EACH(quantized_merge_float16, float16) EACH(quantized_merge_bfloat16, bfloat16)
 
-// quantized_skinny.cu. EACH(name, dtype, format, tiles of 8 rows); in place of NOT_SM90's, Hopper has quantized_sm90.cu for more
+// quantized_small_m.cu. EACH(name, dtype, format, tiles of 8 rows); in place of NOT_SM90's, Hopper has quantized_sm90.cu for more
 // rows, and sooner for 2, 3, 5 and 6 bits.
-#define MLX_CUDA_SMALL_M_KERNELS(EACH, NOT_SM90)               \
-  MLX_CUDA_SKINNY_OF_FORMAT(EACH, NOT_SM90, NOT_SM90, affine2) \
-  MLX_CUDA_SKINNY_OF_FORMAT(EACH, NOT_SM90, NOT_SM90, affine3) \
-  MLX_CUDA_SKINNY_OF_FORMAT(EACH, EACH, NOT_SM90, affine4)     \
-  MLX_CUDA_SKINNY_OF_FORMAT(EACH, NOT_SM90, NOT_SM90, affine5) \
-  MLX_CUDA_SKINNY_OF_FORMAT(EACH, NOT_SM90, NOT_SM90, affine6) \
-  MLX_CUDA_SKINNY_OF_FORMAT(EACH, EACH, NOT_SM90, affine8)     \
-  MLX_CUDA_SKINNY_OF_FORMAT(EACH, EACH, NOT_SM90, mxfp4)       \
-  MLX_CUDA_SKINNY_OF_FORMAT(EACH, EACH, NOT_SM90, mxfp8)       \
-  MLX_CUDA_SKINNY_OF_FORMAT(EACH, EACH, NOT_SM90, nvfp4)
-#define MLX_CUDA_SKINNY_OF_FORMAT(ONE, TWO, FOUR, format) \
-  MLX_CUDA_SKINNY_OF_TILES(ONE, format, 1) MLX_CUDA_SKINNY_OF_TILES(TWO, format, 2) MLX_CUDA_SKINNY_OF_TILES(FOUR, format, 4)
-#define MLX_CUDA_SKINNY_OF_TILES(EACH, format, tiles)                       \
-  EACH(quantized_skinny_##format##_float16_##tiles, float16, format, tiles) \
-  EACH(quantized_skinny_##format##_bfloat16_##tiles, bfloat16, format, tiles)
+#define MLX_CUDA_SMALL_M_KERNELS(EACH, NOT_SM90)                \
+  MLX_CUDA_SMALL_M_OF_FORMAT(EACH, NOT_SM90, NOT_SM90, affine2) \
+  MLX_CUDA_SMALL_M_OF_FORMAT(EACH, NOT_SM90, NOT_SM90, affine3) \
+  MLX_CUDA_SMALL_M_OF_FORMAT(EACH, EACH, NOT_SM90, affine4)     \
+  MLX_CUDA_SMALL_M_OF_FORMAT(EACH, NOT_SM90, NOT_SM90, affine5) \
+  MLX_CUDA_SMALL_M_OF_FORMAT(EACH, NOT_SM90, NOT_SM90, affine6) \
+  MLX_CUDA_SMALL_M_OF_FORMAT(EACH, EACH, NOT_SM90, affine8)     \
+  MLX_CUDA_SMALL_M_OF_FORMAT(EACH, EACH, NOT_SM90, mxfp4)       \
+  MLX_CUDA_SMALL_M_OF_FORMAT(EACH, EACH, NOT_SM90, mxfp8)       \
+  MLX_CUDA_SMALL_M_OF_FORMAT(EACH, EACH, NOT_SM90, nvfp4)
+#define MLX_CUDA_SMALL_M_OF_FORMAT(ONE, TWO, FOUR, format) \
+  MLX_CUDA_SMALL_M_OF_TILES(ONE, format, 1) MLX_CUDA_SMALL_M_OF_TILES(TWO, format, 2) MLX_CUDA_SMALL_M_OF_TILES(FOUR, format, 4)
+#define MLX_CUDA_SMALL_M_OF_TILES(EACH, format, tiles)                       \
+  EACH(quantized_small_m_##format##_float16_##tiles, float16, format, tiles) \
+  EACH(quantized_small_m_##format##_bfloat16_##tiles, bfloat16, format, tiles)
 
 // quantized_sm90.cu. ORDER(name, format), which puts x in order, and EACH(name, dtype, format, rows of x).
 #define MLX_CUDA_QUANTIZED_SM90_KERNELS(ORDER, EACH) MLX_CUDA_EACH_FORMAT(MLX_CUDA_QUANTIZED_SM90_OF_FORMAT, ORDER, EACH)

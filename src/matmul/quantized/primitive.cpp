@@ -1,4 +1,4 @@
-// Products of few rows with quantised weights, by the kernels of kernels.h.
+// Small-M GEMM with quantised weights, by the kernels of kernels.h.
 #include "matmul/grouped/primitive.h"
 #include "matmul/quantized/choice.h"
 #include "matmul/quantized/quantized.h"
@@ -17,23 +17,23 @@ constexpr int kGroupedMultiple = 8;  // of what products of groups are summed ov
 constexpr int kUpstreamTile = 64;    // MLX's kernels sum floats of 4 and 8 bits over multiples of this
 
 // Inputs: x, the weights, and where the state says so lhs and rhs.
-class QuantizedSkinny final : public Stateful<WeightedState> {
+class QuantizedSmallM final : public Stateful<WeightedState> {
  public:
-  QuantizedSkinny(const mx::Stream& stream, const WeightedState& state, std::shared_ptr<mx::Primitive> upstream)
+  QuantizedSmallM(const mx::Stream& stream, const WeightedState& state, std::shared_ptr<mx::Primitive> upstream)
       : Stateful(stream, state), upstream_(std::move(upstream)) {}
-  DEFINE_NAME(QuantizedSkinny)
+  DEFINE_NAME(QuantizedSmallM)
 
-  std::optional<RowWeights> row_weights(const std::vector<mx::array>& inputs) const {
+  std::optional<RowWeights> row_weights(const Arrays& inputs) const {
     const mx::array& x = inputs[0];
     const bool rows = !state_.has_rhs || (x.shape(-2) == 1 && (!state_.has_lhs || x.shape(0) == 1));
     return rows && state_.transpose ? std::optional(RowWeights{state_.weights(inputs), indices(inputs).second}) : std::nullopt;
   }
 
   bool is_equivalent(const mx::Primitive& other) const override {
-    return Stateful::is_equivalent(other) && !upstream_ == !static_cast<const QuantizedSkinny&>(other).upstream_;
+    return Stateful::is_equivalent(other) && !upstream_ == !static_cast<const QuantizedSmallM&>(other).upstream_;
   }
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     const mx::array& x = inputs[0];
     mx::Shape shape = x.shape();
     if (state_.has_rhs) {
@@ -46,23 +46,18 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
   }
 
   // That of x is the same product, of its tangent.
-  std::vector<mx::array> jvp(
-      const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents, const std::vector<int>& argnums) override {
+  Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) override {
     if (argnums != std::vector<int>{0}) {
       return Fused::jvp(primals, tangents, argnums);
     }
     const auto [lhs, rhs] = indices(primals);
-    return {quantized_skinny(
+    return {quantized_small_m(
         tangents[0], state_.weights(primals), lhs, rhs, state_.transpose, upstream_ != nullptr, state_.sorted, queue())};
   }
 
   // That of x is one more product, with w the other way round.
-  std::vector<mx::array> vjp(
-      const std::vector<mx::array>& primals,
-      const std::vector<mx::array>& cotangents,
-      const std::vector<int>& argnums,
-      const std::vector<mx::array>& outputs) override {
-    std::vector<mx::array> gradients;
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums, const Arrays& outputs) override {
+    Arrays gradients;
     for (const int argnum : argnums) {
       const auto own = argnum == 0 ? x_gradient(primals, cotangents[0]) : std::nullopt;
       gradients.push_back(own ? *own : Fused::vjp(primals, cotangents, {argnum}, outputs)[0]);
@@ -71,18 +66,17 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
   }
 
   // A batch of x only is more rows.
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override {
     const QuantizedWeights in = state_.weights(inputs);
     if (state_.has_rhs || std::any_of(axes.begin() + 1, axes.end(), [](int axis) { return axis >= 0; })) {
       return Fused::vmap(inputs, axes);
     }
     const mx::array x = mx::moveaxis(inputs[0], axes[0], 0, queue());
-    return {{quantized_skinny(x, in, std::nullopt, std::nullopt, state_.transpose, false, false, queue())}, {0}};
+    return {{quantized_small_m(x, in, std::nullopt, std::nullopt, state_.transpose, false, false, queue())}, {0}};
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     const QuantizedWeights in = state_.weights(inputs);
     auto [lhs, rhs] = indices(inputs);
     mx::array x = inputs[0];
@@ -107,14 +101,14 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
     return {vector ? mx::squeeze(out, 0, queue()) : out};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     mx::array x = inputs[0];
     mx::array& out = outputs[0];
     const QuantizedWeights in = state_.weights(inputs);
     auto [lhs, rhs] = indices(inputs);
     const auto pairs = rhs ? std::optional(static_cast<int>(rhs->size())) : std::nullopt;
-    const SkinnyKernel kernel = choose_skinny(x, in, pairs, state_.transpose, upstream_ != nullptr);
-    if (kernel.engine == SkinnyEngine::upstream) {
+    const SmallMKernel kernel = choose_small_m(x, in, pairs, state_.transpose, upstream_ != nullptr);
+    if (kernel.engine == SmallMEngine::upstream) {
       upstream_->eval_gpu(inputs, outputs);
       return;
     }
@@ -122,7 +116,7 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
     if (!row_distance(x) || !is_aligned(x, *row_distance(x), 16)) {
       x = contiguous_copy(x, encoder, stream());
     }
-    const int alignment = kernel.engine == SkinnyEngine::plain ? piece_alignment(in.bits) : chunk_alignment(in.bits);
+    const int alignment = kernel.engine == SmallMEngine::plain ? piece_alignment(in.bits) : chunk_alignment(in.bits);
     Readable weights = readable(in, false, alignment, encoder, stream());
     for (auto* index : {&lhs, &rhs}) {
       if (*index) {
@@ -130,23 +124,23 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
       }
     }
     const int rows = rhs ? x.shape(-2) : static_cast<int>(x.size() / x.shape(-1));
-    encode_skinny({kernel, x, std::move(weights), lhs, rhs, out, state_.transpose, rows, pairs.value_or(1), encoder, stream()});
+    encode_small_m({kernel, x, std::move(weights), lhs, rhs, out, state_.transpose, rows, pairs.value_or(1), encoder, stream()});
   }
 
  private:
-  std::pair<std::optional<mx::array>, std::optional<mx::array>> indices(const std::vector<mx::array>& inputs) const {
+  std::pair<std::optional<mx::array>, std::optional<mx::array>> indices(const Arrays& inputs) const {
     const auto rhs = state_.has_rhs ? std::optional(inputs.back()) : std::nullopt;
     return {state_.has_lhs ? std::optional(inputs.end()[state_.has_rhs ? -2 : -1]) : std::nullopt, rhs};
   }
 
   // None where MLX computes it: of pairs that the grouped kernels do not take.
-  std::optional<mx::array> x_gradient(const std::vector<mx::array>& primals, const mx::array& cotangent) const {
+  std::optional<mx::array> x_gradient(const Arrays& primals, const mx::array& cotangent) const {
     const mx::array& x = primals[0];
     const QuantizedWeights in = state_.weights(primals);
     const auto [lhs, rhs] = indices(primals);
     if (!rhs) {
       return state_.transpose ? dequantize_then_gemm(cotangent, in, false, queue())
-                              : quantized_skinny(cotangent, in, std::nullopt, std::nullopt, true, false, false, queue());
+                              : quantized_small_m(cotangent, in, std::nullopt, std::nullopt, true, false, false, queue());
     }
     if (!state_.transpose || x.dtype() == mx::float32 || cotangent.shape(-1) % kGroupedMultiple != 0) {
       return std::nullopt;
@@ -157,8 +151,8 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
     const mx::array first = expert_offsets(mx::take(*rhs, order, queue()), in.w.shape(0), queue());
     const mx::array offsets = mx::multiply(first, mx::array(rows), queue());
     const mx::array sorted = mx::flatten(mx::take(cotangent, order, 0, queue()), 0, 1, queue());
-    const mx::array products = grouped_quantized(sorted, in, offsets, false, queue());
-    const mx::array each = mx::take(mx::unflatten(products, 0, {-1, rows}, queue()), mx::argsort(order, queue()), 0, queue());
+    const mx::array results = grouped_quantized(sorted, in, offsets, false, queue());
+    const mx::array each = mx::take(mx::unflatten(results, 0, {-1, rows}, queue()), mx::argsort(order, queue()), 0, queue());
     if (!lhs) {
       return mx::reshape(each, x.shape(), queue());
     }
@@ -172,7 +166,7 @@ class QuantizedSkinny final : public Stateful<WeightedState> {
 
 }  // namespace
 
-mx::array quantized_skinny(
+mx::array quantized_small_m(
     const mx::array& x,
     const QuantizedWeights& weights,
     const std::optional<mx::array>& lhs_indices,
@@ -185,7 +179,7 @@ mx::array quantized_skinny(
     const mx::Shape leading(x.shape().begin(), x.shape().end() - 1);
     const mx::array rows = mx::flatten(x, 0, -2, stream);
     return mx::unflatten(
-        quantized_skinny(rows, weights, lhs_indices, rhs_indices, transpose, small, sorted, stream), 0, leading, stream);
+        quantized_small_m(rows, weights, lhs_indices, rhs_indices, transpose, small, sorted, stream), 0, leading, stream);
   }
   std::shared_ptr<mx::Primitive> upstream;
   if (small && x.ndim() > 1) {  // MLX's kernels take no vector
@@ -197,11 +191,11 @@ mx::array quantized_skinny(
   state.has_lhs = lhs_indices.has_value();
   state.has_rhs = rhs_indices.has_value();
   state.sorted = sorted;
-  return result_of<QuantizedSkinny>(inputs_with({x}, weights, {lhs_indices, rhs_indices}), x.dtype(), stream, state, upstream);
+  return result_of<QuantizedSmallM>(inputs_with({x}, weights, {lhs_indices, rhs_indices}), x.dtype(), stream, state, upstream);
 }
 
 std::optional<RowWeights> row_weights(const mx::array& out) {
-  const auto* own = dynamic_cast<const QuantizedSkinny*>(&out.primitive());
+  const auto* own = dynamic_cast<const QuantizedSmallM*>(&out.primitive());
   return own ? own->row_weights(out.inputs()) : std::nullopt;
 }
 

@@ -6,7 +6,7 @@
 namespace mlx_cuda {
 
 // Weights that `encode_dequantize` reads where they lie, so that copies add no nodes between those of their parts.
-QuantizedWeights dequantizable(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+QuantizedWeights dequantizable(const QuantizedWeights& weights, CommandEncoder& encoder, const mx::Stream& stream);
 
 // `size` of the matrices of dequantizable weights, or, where they are one, of its rows, from `first` on.
 QuantizedWeights part_of(const QuantizedWeights& weights, int first, int size);
@@ -18,7 +18,7 @@ void encode_dequantize(
     const QuantizedWeights& weights,
     const std::optional<mx::array>& offsets,
     mx::array& out,
-    mx::cu::CommandEncoder& encoder,
+    CommandEncoder& encoder,
     const mx::Stream& stream);
 
 // The values of the weights, of 65535 matrices at most, in float16, bfloat16 or float32: bit for bit those of mx.dequantize on the
@@ -35,7 +35,7 @@ mx::array dequantize(const QuantizedWeights& weights, mx::Dtype dtype, const mx:
 //
 // `small`: there are no indices, and MLX's own kernel is called in place of these, where it reads what lies as it does. That is
 // known only when the call is evaluated: elsewhere MLX raises an error.
-mx::array quantized_skinny(
+mx::array quantized_small_m(
     const mx::array& x,
     const QuantizedWeights& weights,
     const std::optional<mx::array>& lhs_indices,
@@ -45,8 +45,8 @@ mx::array quantized_skinny(
     bool sorted,
     const mx::Stream& stream);
 
-// The weights of an array that `quantized_skinny` has made of rows and transposed matrices, and which matrix each row goes to where
-// there are several; nothing for any other array. Of several, x is one row, or has a row for each index.
+// The weights of an array that `quantized_small_m` has made of rows and transposed matrices, and which matrix each row goes to
+// where there are several; nothing for any other array. Of several, x is one row, or has a row for each index.
 struct RowWeights {
   QuantizedWeights weights;
   std::optional<mx::array> chosen;  // rhs_indices

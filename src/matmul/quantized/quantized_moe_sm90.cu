@@ -1,5 +1,5 @@
 // Rows of x times the quantised experts that they name, as while decoding with a mixture of experts (MoE), in the tiles of
-// skinny_tile.cuh: up to 64 pairs of a row and an expert.
+// small_m_tile.cuh: up to 64 pairs of a row and an expert.
 //
 // Pairs that name the same expert are columns of one product (a batch), so that its weights are read once. Every warp finds the
 // batches from the indices by itself. An item is a tile of a batch: the items are shared out evenly among the blocks, one after
@@ -7,12 +7,12 @@
 #include "device/types.cuh"
 #include "matmul/quantized/kernels.h"
 #include "matmul/quantized/params.h"
-#include "matmul/quantized/skinny_tile.cuh"
+#include "matmul/quantized/small_m_tile.cuh"
 
 namespace mlx_cuda {
 
-[[maybe_unused]] constexpr int kTileRows = SkinnyTile::kRows;
-[[maybe_unused]] constexpr int kSlice = SkinnyTile::kSlice;
+[[maybe_unused]] constexpr int kTileRows = SmallMTile::kRows;
+[[maybe_unused]] constexpr int kSlice = SmallMTile::kSlice;
 [[maybe_unused]] constexpr int kRawScales = 512;     // bytes of a slice's scales as they lie in memory, and as many of its biases
 [[maybe_unused]] constexpr unsigned kNoBatch = 255;  // leads none
 
@@ -148,14 +148,14 @@ struct MoeShared {
     unsigned char* after_x = memory + p.inner * 2 * p.batch_rows;
     scales = after_x + warp * MoeParams::kScaleBytes;
     results = reinterpret_cast<float*>(after_x + warps * MoeParams::kScaleBytes);
-    tile_results = warps * p.batch_rows * SkinnyTile::kResultStride;
+    tile_results = warps * p.batch_rows * SmallMTile::kResultStride;
     unsigned* tables = reinterpret_cast<unsigned*>(results + 2 * tile_results);
     table = tables + warp * (MoeParams::kTableBytes / 4);
     batch = reinterpret_cast<MoeBatch*>(tables + warps * (MoeParams::kTableBytes / 4)) + warp;
   }
 };
 
-// The rows of x of a batch to shared memory, as SkinnyRow reads them.
+// The rows of x of a batch to shared memory, as SmallMRow reads them.
 template <typename Steps>
 __device__ inline void stage_rows(const MoeParams& p, const MoeShared& shared) {
   using T = typename Steps::T;
@@ -328,7 +328,7 @@ class MoeWarp {
       wait_copies<0>();
     } else {
       __syncwarp();
-      store_scales<Format, T>(reinterpret_cast<unsigned*>(shared_.scales) + lane_ * SkinnyTile::kScaleStride, loaded_scales_);
+      store_scales<Format, T>(reinterpret_cast<unsigned*>(shared_.scales) + lane_ * SmallMTile::kScaleStride, loaded_scales_);
     }
     __syncwarp();
   }
@@ -354,7 +354,7 @@ class MoeWarp {
           factors, *reinterpret_cast<const unsigned short*>(raw), *reinterpret_cast<const unsigned short*>(raw + kRawScales));
       return factors;
     } else {
-      return Factors<Format, T>(reinterpret_cast<const unsigned*>(scales)[row * SkinnyTile::kScaleStride + value / 32]);
+      return Factors<Format, T>(reinterpret_cast<const unsigned*>(scales)[row * SmallMTile::kScaleStride + value / 32]);
     }
   }
 
@@ -388,7 +388,7 @@ class MoeWarp {
       for (int c = 0; c < 4; ++c) {
         const int row = 2 * (lane_ % 4) + c % 2;
         if (row < rows) {
-          results[(warp_ * p_.batch_rows + row) * SkinnyTile::kResultStride + m * 16 + lane_ / 4 + c / 2 * 8] =
+          results[(warp_ * p_.batch_rows + row) * SmallMTile::kResultStride + m * 16 + lane_ / 4 + c / 2 * 8] =
               result_or_nan<Format>(sums_[m][0][c] + sums_[m][1][c], nans_[2 * m + c / 2]);
         }
         sums_[m][0][c] = 0.0f;
@@ -408,7 +408,7 @@ class MoeWarp {
       float sum = 0.0f;
 #pragma unroll 1
       for (int i = 0; i < warps_; ++i) {
-        sum += results[(i * p_.batch_rows + row) * SkinnyTile::kResultStride + lane_];
+        sum += results[(i * p_.batch_rows + row) * SmallMTile::kResultStride + lane_];
       }
       const int place = static_cast<int>(shared_.batch->results[row]) + item_ * kTileRows + lane_;
       static_cast<T*>(p_.out)[place] = from_float<T>(sum * kResultFactor<Format, T>);
@@ -424,7 +424,7 @@ class MoeWarp {
   int warps_;
   int slices_;
   int scale_bytes_;  // of a slice of a row
-  SkinnyRow<Steps> x_;
+  SmallMRow<Steps> x_;
   int item_;  // what is computed
   int slice_;
   const char* w_;
@@ -469,7 +469,7 @@ __device__ inline void moe(const MoeParams& p) {
 #define MLX_CUDA_MOE(name, dtype, format)                                                                          \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::MoeParams::kMostWarps * 32, mlx_cuda::MoeParams::kBlocks) \
       name(const __grid_constant__ mlx_cuda::MoeParams params) {                                                   \
-    mlx_cuda::moe<mlx_cuda::SkinnySteps<mlx_cuda::formats::format, mlx_cuda::types::dtype>>(params);               \
+    mlx_cuda::moe<mlx_cuda::SmallMSteps<mlx_cuda::formats::format, mlx_cuda::types::dtype>>(params);               \
   }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only

@@ -55,7 +55,7 @@ bool scales_fit(const QuantizedWeights& weights) {
 bool scales_are_wide(const QuantizedWeights& weights) {
   const mx::array& scales = weights.scales;
   const auto size = static_cast<int>(scales.itemsize());
-  const int bytes = QuantizedProduct::kScaleRange / weights.group_size * size;
+  const int bytes = QuantizedGemmParams::kScaleRange / weights.group_size * size;
   if (scales.shape(-1) * size % bytes != 0) {
     return false;
   }
@@ -69,8 +69,7 @@ bool is_aligned(const mx::array& in, std::int64_t distance, int bytes) {
   return in.offset() % bytes == 0 && distance * size % bytes == 0;
 }
 
-Readable readable(
-    QuantizedWeights weights, bool adjacent, int alignment, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+Readable readable(QuantizedWeights weights, bool adjacent, int alignment, CommandEncoder& encoder, const mx::Stream& stream) {
   mx::array& w = weights.w;
   const auto fits = [&] {
     const auto distance = matrix_distance(w);
@@ -97,7 +96,7 @@ std::string format_name(const QuantizedForm& form) {
   return form.mode == "affine" ? form.mode + std::to_string(form.bits) : form.mode;
 }
 
-void name_inputs(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder) {
+void name_inputs(const QuantizedWeights& weights, CommandEncoder& encoder) {
   encoder.set_input_array(weights.w);
   encoder.set_input_array(weights.scales);
   if (weights.biases) {
@@ -105,9 +104,8 @@ void name_inputs(const QuantizedWeights& weights, mx::cu::CommandEncoder& encode
   }
 }
 
-std::vector<mx::array> inputs_with(
-    std::vector<mx::array> before, const QuantizedWeights& weights, const std::vector<std::optional<mx::array>>& after) {
-  std::vector<mx::array> inputs = std::move(before);
+Arrays inputs_with(Arrays before, const QuantizedWeights& weights, const std::vector<std::optional<mx::array>>& after) {
+  Arrays inputs = std::move(before);
   const auto append = [&](const std::optional<mx::array>& in) {
     if (in) {
       inputs.push_back(*in);

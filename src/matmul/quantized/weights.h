@@ -47,10 +47,9 @@ struct Readable {
 };
 
 // `adjacent`: rows of w have to follow one another. `alignment`: bytes on which they have to lie. Copies what does not fit.
-Readable readable(
-    QuantizedWeights weights, bool adjacent, int alignment, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+Readable readable(QuantizedWeights weights, bool adjacent, int alignment, CommandEncoder& encoder, const mx::Stream& stream);
 
-// Whether the scales of QuantizedProduct::kScaleRange values can be read at once, once `readable` has made of them what it does.
+// Whether the scales of QuantizedGemmParams::kScaleRange values can be read at once, once `readable` has made of them what it does.
 bool scales_are_wide(const QuantizedWeights& weights);
 
 // Whether an array, and what lies `distance` elements apart in it, lies on that many bytes. The offset tells: an array that MLX's
@@ -65,7 +64,7 @@ inline int divide_up(std::int64_t value, std::int64_t by) {
 }
 
 // Names the arrays as inputs of the next node.
-void name_inputs(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder);
+void name_inputs(const QuantizedWeights& weights, CommandEncoder& encoder);
 
 // What kernels are told of them.
 template <typename Params>
@@ -82,8 +81,7 @@ void set_weights(Params& params, const Readable& in) {
 mx::array values_of(const QuantizedWeights& weights, mx::Dtype dtype, const mx::Stream& stream);
 
 // Inputs of a primitive: those `before`, the weights, and those of `after` that are there.
-std::vector<mx::array> inputs_with(
-    std::vector<mx::array> before, const QuantizedWeights& weights, const std::vector<std::optional<mx::array>>& after = {});
+Arrays inputs_with(Arrays before, const QuantizedWeights& weights, const std::vector<std::optional<mx::array>>& after = {});
 
 // What such a primitive has beside its inputs.
 struct WeightedState {
@@ -98,11 +96,11 @@ struct WeightedState {
   bool operator==(const WeightedState&) const = default;
 
   // That begin at an input.
-  QuantizedWeights weights(const std::vector<mx::array>& inputs, int first = 1) const {
+  QuantizedWeights weights(const Arrays& inputs, int first = 1) const {
     return {form, inputs[first], inputs[first + 1], biased ? std::optional(inputs[first + 2]) : std::nullopt};
   }
   // Of the results.
-  int columns(const std::vector<mx::array>& inputs) const {
+  int columns(const Arrays& inputs) const {
     const QuantizedWeights in = weights(inputs);
     return transpose ? in.w.shape(-2) : in.inner();
   }

@@ -14,9 +14,10 @@ import os
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -24,13 +25,8 @@ from ci import audit
 from ci.errors import CheckFailed, CiError
 from ci.wheelfile.wheel import read
 
-from .mutants import Subject
+from .mutants import Mutant, Subject
 from .oracles import Loader, expected, oracles
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .mutants import Mutant
 
 
 class Fuzzer:

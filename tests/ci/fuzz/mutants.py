@@ -9,22 +9,17 @@ from __future__ import annotations
 import hashlib
 import random
 import zipfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ci.audit.sbom.document import render
 from ci.files import record_digest
 from ci.wheelfile.binary.elf import DYNAMIC, ENTRY, HEADER, LOAD, NOTE, PROPERTY, SEGMENT, TAGS, TLS, Elf
-from ci.wheelfile.wheel import MANIFEST, read
+from ci.wheelfile.wheel import MANIFEST, Wheel, read
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ci.wheelfile.wheel import Wheel
-
-    Files = dict[str, bytes]
+Files = dict[str, bytes]
 
 NUMBERS = (0, 1, 2, 7, 8, 0x18, 0x40, 0xFF, 0x1000, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, 2**47, 2**63, 2**64 - 1)
 OF_HEADER = ((4, 1), (5, 1), (6, 1), (7, 1), (8, 1), (16, 2), (18, 2), (20, 4), (32, 8), (40, 8), (48, 4), (54, 2), (56, 2), (60, 2))

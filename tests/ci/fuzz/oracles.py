@@ -8,15 +8,13 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ci.trial import load, variables
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from .mutants import Files, Mutant, Subject
+from .mutants import Files, Mutant, Subject
 
 SECONDS = 120
 # After `ci load`'s script: what the process has of each module, and which libraries came with it.

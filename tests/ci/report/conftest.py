@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -26,11 +27,6 @@ from ..audit_support import (
     with_module,
     write_wheel,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 HOSTILE = 'mlx_cuda/"><img src=x onerror=alert(1)></style><script>alert(1)</script>\u202e\x1b[2J.py'
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ci.report.model import Report
 from ci.report.page import render
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ci.report.model import Report
 
 
 @pytest.mark.parametrize("width", [320, 360, 390, 760, 761, 1280])

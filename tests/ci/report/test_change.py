@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zipfile
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -19,10 +20,6 @@ from ..audit_support import (
     fatbin,
     with_module,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_what_changed(wheel: Callable[..., Path], world: World) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from ci import __main__ as cli
 from ci.report.model import Report, make
@@ -15,11 +17,6 @@ from ci.report.page import render
 from ..audit_support import (
     NAMES,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pytest
 
 
 class Reader(HTMLParser):

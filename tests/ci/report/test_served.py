@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain, combinations
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ci.matrix import REPOSITORY
 from ci.report.coverage import GPUS, _served
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 SASS, PTX = ("75", "80", "86", "90a", "100", "103a", "120"), ("75", "80", "89", "90a")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from markupsafe import escape
@@ -26,10 +27,6 @@ from ..audit_support import (
     replaced,
     with_module,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_a_good_set(wheel: Callable[..., Path], windows_wheel: Callable[..., Path]) -> None:

@@ -11,25 +11,25 @@
 namespace mlx_cuda {
 
 template <typename FormatOf, typename TypeOf>
-struct SkinnySteps {
+struct SmallMSteps {
   using Format = FormatOf;
   using T = TypeOf;
   static constexpr int kBits = Format::kBits;
   static constexpr int kValues = kChunk<Format>;       // of a chunk
   static constexpr int kWords = kValues * kBits / 32;  // likewise
   static constexpr int kStep = 4 * kValues;            // values of a row in a step, which four threads share
-  static constexpr int kSteps = SkinnyTile::kSlice / kStep;
+  static constexpr int kSteps = SmallMTile::kSlice / kStep;
   using Chunks = unsigned[4][kWords];  // of rows g, g + 8, g + 16, g + 24, where g is the lane / 4
 };
 
 // Where a thread reads x [inner / 128][rows][128], as x_place has it: one row of each 8. Every row is a column of its own in the
 // results, so that it does not matter what the missing ones are.
 template <typename Steps>
-class SkinnyRow {
+class SmallMRow {
   using Format = typename Steps::Format;
 
  public:
-  __device__ SkinnyRow(const unsigned char* x, int rows, int lane)
+  __device__ SmallMRow(const unsigned char* x, int rows, int lane)
       : pieces_{
             x + x_place<Format>(min(lane / 4, rows - 1), lane % 4 * (Steps::kValues / 8)),
             x + x_place<Format>(min(lane / 4, rows - 1), lane % 4 * (Steps::kValues / 8) + 1)} {}
@@ -48,7 +48,7 @@ class SkinnyRow {
   const unsigned char* pieces_[2];
 };
 
-// 8 values of a row of x, piece `piece` of it, to where SkinnyRow reads them; by whole warps, which take adjacent pieces.
+// 8 values of a row of x, piece `piece` of it, to where SmallMRow reads them; by whole warps, which take adjacent pieces.
 template <typename Format>
 __device__ inline void store_x(unsigned char* x, int rows, int row, int piece, const uint4& values) {
   *reinterpret_cast<uint4*>(x + piece / 16 * rows * 256 + x_place<Format>(row, piece % 16)) = order_pairs<Format>(values);

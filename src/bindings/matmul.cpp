@@ -43,7 +43,7 @@ mx::array run_dequantize(
   return dequantize({{group_size, bits, mode}, w, scales, biases}, dtype, stream);
 }
 
-std::string skinny_kernel(
+std::string small_m_kernel(
     const mx::array& x,
     const QuantizedWeights& weights,
     const MaybeArray&,
@@ -54,13 +54,13 @@ std::string skinny_kernel(
     const mx::Stream& stream) {
   mx::cu::device(stream.device).make_current();
   const auto pairs = rhs_indices ? std::optional(static_cast<int>(rhs_indices->size())) : std::nullopt;
-  const SkinnyKernel kernel = choose_skinny(x, weights, pairs, transpose, small);
+  const SmallMKernel kernel = choose_small_m(x, weights, pairs, transpose, small);
   return kernel.source.empty() ? "" : kernel.source + " " + kernel.name;
 }
 
-// Of quantized_skinny and of what is asked of it: with the weights in their parts.
+// Of quantized_small_m and of what is asked of it: with the weights in their parts.
 template <auto Run>
-auto run_skinny(
+auto run_small_m(
     const mx::array& x,
     const mx::array& w,
     const mx::array& scales,
@@ -147,17 +147,17 @@ void set_tuned(const std::vector<Tuned>& all) {
 
 }  // namespace
 
-void bind_products(nb::module_& m) {
+void bind_matmul(nb::module_& m) {
   m.def(
       "dequantize", &run_dequantize, "w"_a, "scales"_a, "biases"_a.none(), "group_size"_a, "bits"_a, "mode"_a, "dtype"_a,
       "stream"_a);
   m.def(
-      "quantized_skinny", &run_skinny<quantized_skinny>, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(),
+      "quantized_small_m", &run_small_m<quantized_small_m>, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(),
       "rhs_indices"_a.none(), "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "small"_a, "sorted_indices"_a, "stream"_a);
   m.def(
-      "quantized_kernel", &run_skinny<skinny_kernel>, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(),
+      "quantized_kernel", &run_small_m<small_m_kernel>, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(),
       "rhs_indices"_a.none(), "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "small"_a, "sorted_indices"_a, "stream"_a,
-      "The source and the kernel of quantized_skinny for these arguments; empty where MLX's own runs.");
+      "The source and the kernel of quantized_small_m for these arguments; empty where MLX's own runs.");
   m.def(
       "dequantize_then_gemm", &run_dequantized, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "transpose"_a, "group_size"_a,
       "bits"_a, "mode"_a, "stream"_a);

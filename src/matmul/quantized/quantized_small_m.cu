@@ -1,24 +1,24 @@
-// out = x @ w^T of few rows of x and quantised w (skinny GEMM) in the tiles of skinny_tile.cuh.
+// out = x @ w^T of few rows of x and quantised w (small-M GEMM) in the tiles of small_m_tile.cuh.
 //
 // A block keeps its part of x and takes tile after tile. Its warps work on `row_warps` tiles at once; the `inner_warps` of a tile
 // take turns at its slices and add their sums at the end.
 #include "device/ptx.cuh"
 #include "device/types.cuh"
+#include "matmul/quantized/batch.cuh"
 #include "matmul/quantized/kernels.h"
-#include "matmul/quantized/product.cuh"
-#include "matmul/quantized/skinny_tile.cuh"
+#include "matmul/quantized/small_m_tile.cuh"
 
 namespace mlx_cuda {
 
-[[maybe_unused]] constexpr int kTileRows = SkinnyTile::kRows;
-[[maybe_unused]] constexpr int kSlice = SkinnyTile::kSlice;
+[[maybe_unused]] constexpr int kTileRows = SmallMTile::kRows;
+[[maybe_unused]] constexpr int kSlice = SmallMTile::kSlice;
 
 template <typename Format, typename T, int RowTiles>
-struct SkinnyTraits : SkinnySteps<Format, T> {
+struct SmallMTraits : SmallMSteps<Format, T> {
   static constexpr int kRowTiles = RowTiles;             // of 8 rows of x, of a block
   static constexpr int kUnit = Format::kBiased ? 2 : 1;  // bytes of a scale
   // Whether a step's registers are copied, so that they can be loaded again before the step is computed.
-  static constexpr bool kLoadsEarly = RowTiles == 1 && Format::kBits != 5 && Format::kBits != 6;
+  static constexpr bool kCopiesSteps = RowTiles == 1 && Format::kBits != 5 && Format::kBits != 6;
   // Whether a thread's values of the two steps of a slice are adjacent, so that fewer, longer loads fetch them.
   static constexpr bool kAdjacentSteps = kWindows<Format>;
   static constexpr int kVector = Format::kBits % 2 == 0 ? 4 : 2;  // words of these loads
@@ -26,9 +26,9 @@ struct SkinnyTraits : SkinnySteps<Format, T> {
 
 // The part of the product that a block computes: some rows of x, a range of inner, and every `stride`-th tile.
 template <typename Traits>
-struct SkinnyBlock {
+struct SmallMBlock {
   int split;
-  int product;
+  int batch;
   int first_row;
   int rows;
   int row_tiles;
@@ -42,29 +42,29 @@ struct SkinnyBlock {
   const char* w;
   long long scales;  // where its scales begin, and its biases, in bytes
 
-  __device__ explicit SkinnyBlock(const SkinnyParams& p)
+  __device__ explicit SmallMBlock(const SmallMParams& p)
       : split(blockIdx.y % p.splits),
-        product(blockIdx.z),
+        batch(blockIdx.z),
         first_row(blockIdx.y / p.splits * (Traits::kRowTiles * 8)),
         rows(min(p.rows - first_row, Traits::kRowTiles * 8)),
         row_tiles((rows + 7) / 8),
         x_rows(Traits::kRowTiles == 1 ? rows : row_tiles * 8),
         tiles((p.columns + kTileRows - 1) / kTileRows),
         stride(gridDim.x * p.row_warps) {
-    const long long expert = w_expert(p, product);
+    const long long expert = w_expert(p, batch);
     const int begin = split * p.range;
     inner = min(p.inner - begin, p.range);
     slices = (inner + kSlice - 1) / kSlice;
-    x = static_cast<const typename Traits::T*>(p.x) + x_matrix(p, product) * p.x_distance + first_row * p.x_row + begin;
+    x = static_cast<const typename Traits::T*>(p.x) + x_matrix(p, batch) * p.x_distance + first_row * p.x_row + begin;
     w = static_cast<const char*>(p.w) + expert * p.w_distance + begin / 8 * Traits::kBits;
     vectors = (reinterpret_cast<unsigned long long>(w) | p.row_bytes | inner / 8 * Traits::kBits) % (Traits::kVector * 4) == 0;
     scales = expert * p.scale_distance + (begin >> p.group_shift) * Traits::kUnit;
   }
 };
 
-// x [rows, range] to shared memory as SkinnyRow reads it. Zeros after the last row.
+// x [rows, range] to shared memory as SmallMRow reads it. Zeros after the last row.
 template <typename Traits>
-__device__ inline void stage_x(unsigned char* to, const SkinnyParams& p, const SkinnyBlock<Traits>& block) {
+__device__ inline void stage_x(unsigned char* to, const SmallMParams& p, const SmallMBlock<Traits>& block) {
   for (int row = 0; row < block.x_rows; row += 4) {
     for (int piece = threadIdx.x; piece < p.range / 8; piece += blockDim.x) {
       uint4 v[4];
@@ -89,7 +89,7 @@ __device__ inline void stage_x(unsigned char* to, const SkinnyParams& p, const S
 
 // A warp at its slices of its tiles: what it computes with, and what it loads meanwhile.
 template <typename Traits>
-class SkinnyWarp {
+class SmallMWarp {
   using Format = typename Traits::Format;
   using T = typename Traits::T;
   using Chunks = typename Traits::Chunks;
@@ -98,7 +98,7 @@ class SkinnyWarp {
 
  public:
   // Shared memory: x, the scales of each warp's slice, the sums of each warp.
-  __device__ SkinnyWarp(const SkinnyParams& p, const SkinnyBlock<Traits>& block, unsigned char* shared)
+  __device__ SmallMWarp(const SmallMParams& p, const SmallMBlock<Traits>& block, unsigned char* shared)
       : p_(p),
         block_(block),
         lane_(threadIdx.x % 32),
@@ -110,9 +110,9 @@ class SkinnyWarp {
         next_tile_(tile_),
         next_slice_(slice_) {
     auto* after_x = reinterpret_cast<unsigned*>(shared + p.range * 2 * block.x_rows);
-    scales_ = after_x + threadIdx.x / 32 * (SkinnyTile::kScaleBytes / 4);
-    results_ = reinterpret_cast<float*>(after_x + p.row_warps * p.inner_warps * (SkinnyTile::kScaleBytes / 4)) +
-               row_warp_ * p.inner_warps * block.rows * SkinnyTile::kResultStride;
+    scales_ = after_x + threadIdx.x / 32 * (SmallMTile::kScaleBytes / 4);
+    results_ = reinterpret_cast<float*>(after_x + p.row_warps * p.inner_warps * (SmallMTile::kScaleBytes / 4)) +
+               row_warp_ * p.inner_warps * block.rows * SmallMTile::kResultStride;
   }
 
   __device__ bool has_tile() const {
@@ -134,7 +134,7 @@ class SkinnyWarp {
   // The scales that have been loaded become those of the slice.
   __device__ void store_loaded_scales() {
     __syncwarp();
-    store_scales<Format, T>(scales_ + lane_ * SkinnyTile::kScaleStride, loaded_scales_);
+    store_scales<Format, T>(scales_ + lane_ * SmallMTile::kScaleStride, loaded_scales_);
     __syncwarp();
   }
 
@@ -155,7 +155,7 @@ class SkinnyWarp {
   __device__ void run_slice(bool loaded) {
 #pragma unroll
     for (int step = 0; step < Traits::kSteps; ++step) {
-      if constexpr (Traits::kLoadsEarly) {
+      if constexpr (Traits::kCopiesSteps) {
         Chunks chunks;
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
@@ -255,7 +255,7 @@ class SkinnyWarp {
     Factors<Format, T> factors[4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      factors[r] = Factors<Format, T>(scales_[(lane_ / 4 + 8 * r) * SkinnyTile::kScaleStride + word]);
+      factors[r] = Factors<Format, T>(scales_[(lane_ / 4 + 8 * r) * SmallMTile::kScaleStride + word]);
       note_nans<Format>(nans_[r], chunks[r]);
     }
     const int line = x_.line(block_.x_rows, slice_, step);
@@ -292,7 +292,7 @@ class SkinnyWarp {
         for (int c = 0; c < 4; ++c) {
           const int row = i * 8 + 2 * (lane_ % 4) + c % 2;
           if (row < block_.rows) {
-            results_[(inner_warp_ * block_.rows + row) * SkinnyTile::kResultStride + m * 16 + lane_ / 4 + c / 2 * 8] =
+            results_[(inner_warp_ * block_.rows + row) * SmallMTile::kResultStride + m * 16 + lane_ / 4 + c / 2 * 8] =
                 result_or_nan<Format>(sums_[m][i][c], nans_[2 * m + c / 2]);
           }
           sums_[m][i][c] = 0.0f;
@@ -315,10 +315,10 @@ class SkinnyWarp {
       float sum = 0.0f;
 #pragma unroll 1
       for (int part = 0; part < p_.inner_warps; ++part) {
-        sum += results_[(part * block_.rows + row) * SkinnyTile::kResultStride + lane_];
+        sum += results_[(part * block_.rows + row) * SmallMTile::kResultStride + lane_];
       }
       sum *= kResultFactor<Format, T>;
-      const long long place = (block_.product * static_cast<long long>(p_.rows) + block_.first_row + row) * p_.columns + column;
+      const long long place = (block_.batch * static_cast<long long>(p_.rows) + block_.first_row + row) * p_.columns + column;
       if (p_.partial) {
         p_.partial[static_cast<long long>(block_.split) * gridDim.z * p_.rows * p_.columns + place] = sum;
       } else {
@@ -327,12 +327,12 @@ class SkinnyWarp {
     }
   }
 
-  const SkinnyParams& p_;
-  const SkinnyBlock<Traits>& block_;
+  const SmallMParams& p_;
+  const SmallMBlock<Traits>& block_;
   int lane_;
   int inner_warp_;
   int row_warp_;
-  SkinnyRow<Traits> x_;
+  SmallMRow<Traits> x_;
   unsigned* scales_;  // in shared memory, of the slice
   float* results_;    // likewise, of the warps of the tile
   int tile_;          // what is computed
@@ -346,10 +346,10 @@ class SkinnyWarp {
 };
 
 template <typename Traits>
-__device__ inline void skinny(const SkinnyParams& p) {
+__device__ inline void small_m(const SmallMParams& p) {
   extern __shared__ __align__(128) unsigned char shared[];
-  const SkinnyBlock<Traits> block(p);
-  SkinnyWarp<Traits> warp(p, block, shared);
+  const SmallMBlock<Traits> block(p);
+  SmallMWarp<Traits> warp(p, block, shared);
   // The first turn only loads: what a turn computes with has been loaded in the one before.
   for (bool loaded = false; warp.has_tile() || !loaded; loaded = true) {
     if (loaded) {
@@ -370,20 +370,20 @@ __device__ inline void skinny(const SkinnyParams& p) {
 }  // namespace mlx_cuda
 
 #if __CUDA_ARCH__ >= 800
-#define MLX_CUDA_SKINNY_BODY(...) mlx_cuda::skinny<mlx_cuda::SkinnyTraits<__VA_ARGS__>>(params);
+#define MLX_CUDA_SMALL_M_BODY(...) mlx_cuda::small_m<mlx_cuda::SmallMTraits<__VA_ARGS__>>(params);
 #else
-#define MLX_CUDA_SKINNY_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
+#define MLX_CUDA_SMALL_M_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
 #endif
 
-#define MLX_CUDA_SKINNY(name, dtype, format, row_tiles)                                 \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::SkinnyParams::kMostThreads, 1) \
-      name(const __grid_constant__ mlx_cuda::SkinnyParams params) {                     \
-    MLX_CUDA_SKINNY_BODY(mlx_cuda::formats::format, mlx_cuda::types::dtype, row_tiles)  \
+#define MLX_CUDA_SMALL_M(name, dtype, format, row_tiles)                                \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::SmallMParams::kMostThreads, 1) \
+      name(const __grid_constant__ mlx_cuda::SmallMParams params) {                     \
+    MLX_CUDA_SMALL_M_BODY(mlx_cuda::formats::format, mlx_cuda::types::dtype, row_tiles) \
   }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define MLX_CUDA_SKINNY_NONE(...)
-MLX_CUDA_SMALL_M_KERNELS(MLX_CUDA_SKINNY, MLX_CUDA_SKINNY_NONE)
+#define MLX_CUDA_SMALL_M_NONE(...)
+MLX_CUDA_SMALL_M_KERNELS(MLX_CUDA_SMALL_M, MLX_CUDA_SMALL_M_NONE)
 #else
-MLX_CUDA_SMALL_M_KERNELS(MLX_CUDA_SKINNY, MLX_CUDA_SKINNY)
+MLX_CUDA_SMALL_M_KERNELS(MLX_CUDA_SMALL_M, MLX_CUDA_SMALL_M)
 #endif

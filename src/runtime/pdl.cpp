@@ -1,4 +1,4 @@
-#include "runtime/early.h"
+#include "runtime/pdl.h"
 
 #include "runtime/status.h"
 
@@ -21,16 +21,17 @@ Kernels& kernels() {
 
 }  // namespace
 
-void begins_early(CUfunction kernel) {
+CUfunction with_pdl(CUfunction kernel) {
   const std::lock_guard lock(kernels().mutex);
   if (kernels().all.insert(kernel).second) {
     // As shared memory: a multiprocessor has blocks of two kernels at once only while it need not divide its memory otherwise.
     MLX_CUDA_CHECK(
         cuFuncSetAttribute(kernel, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, CU_SHAREDMEM_CARVEOUT_MAX_SHARED));
   }
+  return kernel;
 }
 
-bool can_begin_early(CUfunction kernel) {
+bool has_pdl(CUfunction kernel) {
   const std::lock_guard lock(kernels().mutex);
   return kernels().all.contains(kernel);
 }

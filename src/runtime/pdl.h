@@ -1,0 +1,14 @@
+// Programmatic dependent launch (device/ptx.cuh): kernels that may begin before those that they depend on, where a graph says so.
+#pragma once
+
+#include <cuda.h>
+
+namespace mlx_cuda {
+
+// The kernel, of which this says that it waits itself before it reads what others write. Thread-safe.
+CUfunction with_pdl(CUfunction kernel);
+
+// Whether that was said.
+bool has_pdl(CUfunction kernel);
+
+}  // namespace mlx_cuda
