@@ -130,7 +130,7 @@ def warnings(cases: Sequence[CaseResult]) -> list[str]:
     return [
         *(f"UNAVAILABLE {case.group} {case.name}: {case.unavailable}" for case in cases if case.unavailable),
         *(
-            f"SLOWER than upstream, {kind} the spread: {case.group} {case.name}: {case.speedup('upstream'):.3f}x"
+            f"SLOWER than MLX, {kind} the noise: {case.group} {case.name}: {case.speedup('upstream'):.3f}x"
             for kind in ("beyond", "within")
             for case in slower
             if case.behind() == (kind == "beyond")
@@ -183,7 +183,7 @@ def targets(args: argparse.Namespace) -> int:
 
     results = Results.load(args.results)
     print(f"## Attention\n\n{targets_table(ATTENTION, results)}\n\n## Matmul\n\n{targets_table(MATMUL, results)}\n")
-    print("\n".join(warnings(results.cases)) or "no point is slower than upstream")
+    print("\n".join(warnings(results.cases)) or "no case is slower than MLX")
     return 0
 
 
@@ -258,6 +258,17 @@ def readme(args: argparse.Namespace) -> int:
     if args.picture:
         args.picture.write_text(drawing(), "utf-8")
     return _put(args, readme_blocks())
+
+
+def numbers(args: argparse.Namespace) -> int:
+    from .numbers import numbers as known
+    from .numbers import update
+
+    if args.update:
+        print("\n".join(f"filled {path}" for path in update()) or "nothing changed")
+    else:
+        print("\n".join(f"{name}: {value}" for name, value in known().items()))
+    return 0
 
 
 def pipeline(args: argparse.Namespace) -> int:
@@ -337,12 +348,10 @@ def _add_tables(commands: Any) -> None:
     add = _add(commands, "compare", compare, text)
     for name in ("first", "second"):
         add(name, type=lambda text: list(map(Path, text.split(","))), help="results of a build, with commas for several runs")
-    _add(
-        commands, "targets", targets, "Print the targets beside what was measured, and every point that is slower than upstream.", "results"
-    )
+    _add(commands, "targets", targets, "Print the targets beside the results, and every case that is slower than MLX.", "results")
     for name, function, text in (
-        ("models", models, "Print what `python -m benchmarks.models` measured of prompts, or put it into a document."),
-        ("decoding", decoding, "The same of decoding, beside what the memory allows."),
+        ("models", models, "Print the prefill results of `python -m benchmarks.models`, or put them into a document."),
+        ("decoding", decoding, "The same of decoding, beside the bandwidth limit."),
         ("serving", serving, "Print what `python -m benchmarks.serving` measured, also several files of it, or put it into a document."),
         ("parallel", parallel, "Print what `python -m benchmarks.models` measured on one and on several GPUs, or put it into a document."),
         ("families", families, "Print what `python -m benchmarks.families` found of mlx-lm's models, or put it into a document."),
@@ -351,7 +360,7 @@ def _add_tables(commands: Any) -> None:
         ("pipeline", pipeline, "Print what `nox -s pipeline` measured, or put it into a document."),
         ("gallery", gallery, "Print which engine serves which case, or put it into a document."),
         ("platforms", platforms, "Print what ran where, by docs/results/platforms.toml, or put it into a document."),
-        ("gpus", gpus, "Print by which limits GPUs choose engines, and what their memory allows, or put it into a document."),
+        ("gpus", gpus, "Print the dispatch thresholds and bandwidth limits of GPUs, or put them into a document."),
         ("readme", readme, "Print the numbers of the README, by committed results, or put them into it."),
     ):
         add = _add(commands, name, function, text, "--update")
@@ -359,6 +368,9 @@ def _add_tables(commands: Any) -> None:
             add("results", type=Path, nargs="+" if function in {serving, parallel, check} else None)
         if function in {decoding, readme}:
             add("--picture", type=Path, metavar="SVG", help="draw it too")
+
+    add = _add(commands, "numbers", numbers, "Print the numbers that sentences of the documents may have, by name and committed results.")
+    add("--update", action="store_true", help="put them into all documents instead")
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -46,8 +46,8 @@ def _measured(results: Sequence[Mapping[str, Any]], kind: str) -> list[tuple[Map
 def speed_table(results: Sequence[Mapping[str, Any]]) -> str:
     """A row for each side: the speed, how many times MLX's, what a request sees, and its tokens beside those of the same alone."""
     rows = [[
-        "requests, tokens of each, arrivals", "side", "tokens/s", "", "between tokens, ms: 50th, 99th percentile",
-        "to the first token, s: 50th, 99th", "mean batch", "first tokens equal to the same request's alone",
+        "requests, tokens of each, arrivals", "side", "tokens/s", "", "inter-token latency, ms: p50, p99",
+        "time to first token, s: p50, p99", "mean batch", "leading tokens equal to the request run alone",
     ]]  # fmt: skip
     for settings, entry, side, found in _measured(results, "requests"):
         head = [_name(entry, settings), SIDES[side]]
@@ -73,10 +73,10 @@ def speed_table(results: Sequence[Mapping[str, Any]]) -> str:
 def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     """Where the time went, and what was replayed."""
     rows = [[
-        "requests, tokens of each, arrivals", "side", "seconds in prompts, decoding, joining and the rest, with nobody there",
-        "prompt tokens/s", "decoding steps", "replayed", "recorded", "warm-up, s", "peak memory, MiB: MLX, driver",
+        "requests, tokens of each, arrivals", "side", "seconds in prefill, decode, the rest, idle", "prefill, tokens/s", "decode steps",
+        "replayed", "captured", "warm-up, s", "peak memory, MiB: MLX, driver",
     ]]  # fmt: skip
-    calls = [["requests, tokens of each, arrivals", "side", "calls of caches, and their seconds"]]
+    calls = [["requests, tokens of each, arrivals", "side", "cache calls, and their seconds"]]
     for settings, entry, side, found in _measured(results, "requests"):
         if "error" in found:
             continue
@@ -100,7 +100,7 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
 
 def soak_table(results: Sequence[Mapping[str, Any]]) -> str:
     rows = [[
-        "model", "side", "minutes", "requests", "cancelled", "tokens", "repeated in other company", "with other tokens",
+        "model", "side", "minutes", "requests", "cancelled", "tokens", "repeated in another batch", "with other tokens",
         "growth, MiB: MLX, driver, host", "failures",
     ]]  # fmt: skip
     for _, entry, side, found in _measured(results, "soak"):
