@@ -14,7 +14,6 @@ from mlx_cuda._attention import rules
 from benchmarks import table
 from benchmarks.__main__ import main
 from benchmarks.decoding import decoding_tables
-from benchmarks.gpus import gpu_tables
 from benchmarks.models import SHAPES
 from benchmarks.parallel import parallel_tables
 from benchmarks.record import Results
@@ -52,6 +51,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (  # documents, which block of theirs is
     *(("models.md", "families_quiet" if "quiet" in file else "families_speed", "families", file) for file in committed("families")),
     ("several-gpus.md", "parallel", "parallel", *committed("several-gpus")),
     ("platforms.md", "stages", "platforms"),
+    ("gpus.md", "limits", "gpus"),
     ("check.md", "check", "check", *(f"check/nvidia-h100-cu13-{model}.txt" for model in CHECKED)),
     ("batch-invariance.md", "invariance", "invariance", "invariance/nvidia-h100-cu13.jsonl"),
     ("models.md", "decoding_H100", "decoding", "real/nvidia-h100-cu13-decoding.jsonl"),
@@ -132,8 +132,3 @@ def test_no_committed_case_is_slower_than_mlx(gpu: str) -> None:
     counted = [int(count) for text in documents for count in re.findall(r"(?:Of|none of) (\d+)(?: benchmark)? cases", text)]
     assert comparable in counted
     assert len(cases) not in counted
-
-
-def test_the_gpus_of_their_document_are_the_committed_ones() -> None:
-    text = (DOCS / "gpus.md").read_text("utf-8")
-    assert fill_blocks(text, gpu_tables(SHAPES)) == text, "run: python -m benchmarks gpus --update docs/gpus.md"
