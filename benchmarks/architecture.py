@@ -9,11 +9,12 @@ import argparse
 import re
 import sys
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from textwrap import wrap
 
 from ci.errors import CheckFailed, ending
+
+from . import svg
 
 REPOSITORY = Path(__file__).parents[1]
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
@@ -106,7 +107,7 @@ def drawing() -> str:
     parts, bottom = [], 0
     for column, top in enumerate(TOPS):
         x, y = LEFT + column * WIDTH, TOP
-        parts.append(_text("top", x + (WIDTH - GAP) / 2, 28, f"{top}/"))
+        parts.append(svg.text("top", x + (WIDTH - GAP) / 2, 28, f"{top}/"))
         for layer in layers(top):
             width = (WIDTH - GAP) / len(layer) - GAP
             height = max(row.height(width) for row in layer)
@@ -116,27 +117,15 @@ def drawing() -> str:
         bottom = max(bottom, y)
     size = f"{2 * LEFT + len(TOPS) * WIDTH - 2 * GAP} {bottom + 4}"
     said = "The folders of python/mlx_cuda, src and ci: each uses only what stands above it"
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" role="img" aria-labelledby="title">',
-            f'  <title id="title">{said}</title>',
-            f"  <style>{_STYLE}  </style>",
-            *(f"  {part}" for part in parts),
-            "</svg>\n",
-        ]
-    )
+    return svg.picture(size, said, _STYLE, parts)
 
 
 def _box(kind: str, row: Row, place: tuple[float, float], size: tuple[float, float]) -> list[str]:
     (x, y), (width, height), (names, words) = place, size, row.lines(size[0])
     y_text = y + (height - row.height(width)) / 2 + GAP / 2
-    said = [_text("name", x + width / 2, y_text + TITLE * (i + 1) - 4, name) for i, name in enumerate(names)]
-    said += [_text("", x + width / 2, y_text + TITLE * len(names) + LINE * (i + 1) - 3, line) for i, line in enumerate(words)]
+    said = [svg.text("name", x + width / 2, y_text + TITLE * (i + 1) - 4, name) for i, name in enumerate(names)]
+    said += [svg.text("", x + width / 2, y_text + TITLE * len(names) + LINE * (i + 1) - 3, line) for i, line in enumerate(words)]
     return [f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6"/>', *said]
-
-
-def _text(kind: str, x: float, y: float, said: str) -> str:
-    return f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(said)}</text>'
 
 
 def main() -> int:

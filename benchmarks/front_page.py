@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from . import svg
 from .cells import speed
 from .chart import COLOURS, LABELS, TEXT
 from .decoding import PROMPT
@@ -55,15 +56,7 @@ def drawing() -> str:
             lines.append(_text("", LEFT + length + 6, y + 12, f"{value:.0f}"))
         lines.append(_text("factor", LEFT + length + 36, y + 12, f"{tokens['ours'] / tokens['upstream']:.1f}x"))
     said = "Tokens per second of decoding on an H200, MLX and mlx-cuda, by model, random weights"
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {TOP + len(models) * ROW}" role="img" aria-labelledby="title">',
-            f'  <title id="title">{said}</title>',
-            f"  <style>{_STYLE}  </style>",
-            *(f"  {line}" for line in lines),
-            "</svg>\n",
-        ]
-    )
+    return svg.picture(f"{WIDTH} {TOP + len(models) * ROW}", said, _STYLE, lines)
 
 
 def _title(model: str) -> str:

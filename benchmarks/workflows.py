@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from html import escape
 from pathlib import Path
 from typing import Any
+
+from . import svg
 
 FOLDER = Path(__file__).parents[1] / ".github" / "workflows"
 PICTURE = FOLDER.parents[1] / "docs" / "img" / "workflows.svg"
@@ -66,21 +67,12 @@ def drawing() -> str:
     legend = []
     for number, (kind, said) in enumerate(_LEGEND):
         x = 10 + sum(44 + 6.6 * len(each) for _, each in _LEGEND[:number])
-        legend += [f'<rect class="{kind}" x="{x:g}" y="12" width="22" height="14" rx="3"/>', _text("legend", x + 28, 23.5, said)]
+        legend += [f'<rect class="{kind}" x="{x:g}" y="12" width="22" height="14" rx="3"/>', svg.text("legend", x + 28, 23.5, said)]
     lanes = [part.replace("LANE", f"{total - 16:g}") for part in parts]
     size = 'viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6"'
     head = f'<marker id="head" {size} orient="auto"><path d="M0 0 L8 4 L0 8 Z"/></marker>'
     said = "The workflows and their jobs: what waits for what, what may write"
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total:g} {top:g}" role="img" aria-labelledby="title">',
-            f'  <title id="title">{said}</title>',
-            f"  <style>{_STYLE}  </style>",
-            f"  <defs>{head}</defs>",
-            *(f"  {part}" for part in (*legend, *lanes)),
-            "</svg>\n",
-        ]
-    )
+    return svg.picture(f"{total:g} {top:g}", said, _STYLE, (f"<defs>{head}</defs>", *legend, *lanes))
 
 
 def _lane(name: str, table: dict[Any, Any], top: float) -> tuple[list[str], float, int]:
@@ -93,8 +85,8 @@ def _lane(name: str, table: dict[Any, Any], top: float) -> tuple[list[str], floa
     when = [f"a tag {each['tags'][0]}" if "tags" in (each or {}) else WHEN[key] for key, each in triggers.items()]
     rows = max(row for _, row in cells.values()) + 1
     height = 2 * TOP + max(rows * ROW - (ROW - HEIGHT), 16 * (len(when) + 1))
-    parts = [f'<rect class="lane" x="8" y="{top}" width="LANE" height="{height}" rx="8"/>', _text("name", 20, top + 26, f"{name}.yml")]
-    parts += [_text("when", 20, top + 44 + 15 * number, each) for number, each in enumerate(when)]
+    parts = [f'<rect class="lane" x="8" y="{top}" width="LANE" height="{height}" rx="8"/>', svg.text("name", 20, top + 26, f"{name}.yml")]
+    parts += [svg.text("when", 20, top + 44 + 15 * number, each) for number, each in enumerate(when)]
     for job, before in needs.items():
         implied = set().union(*(_before(each, needs) for each in before))
         parts += [_arrow(place[each], place[job]) for each in sorted(before - implied)]
@@ -105,9 +97,9 @@ def _lane(name: str, table: dict[Any, Any], top: float) -> tuple[list[str], floa
         title = job + (" …" if "strategy" in each else "")
         parts += [
             f'<rect class="{kind}" x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>',
-            _text("", x + WIDTH / 2, y + 17, title),
+            svg.text("", x + WIDTH / 2, y + 17, title),
         ]
-        parts.append(_text("note", x + WIDTH / 2, y + 32, _note(job, each)))
+        parts.append(svg.text("note", x + WIDTH / 2, y + 32, _note(job, each)))
     return parts, height, max(column for column, _ in cells.values()) + 1
 
 
@@ -141,10 +133,6 @@ def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
     x, y, to_x, to_y = start[0] + WIDTH, start[1] + HEIGHT / 2, end[0] - 2, end[1] + HEIGHT / 2
     bend = to_x + WIDTH - STEP + 2  # up to there in its own row, so as not to run behind boxes of others
     return f'<path d="M{x:g} {y:g} H{bend:g} C{bend + 14:g} {y:g} {to_x - 14:g} {to_y:g} {to_x:g} {to_y:g}"/>'
-
-
-def _text(kind: str, x: float, y: float, said: str) -> str:
-    return f'<text class="{kind}" x="{x:g}" y="{y:g}">{escape(said)}</text>'
 
 
 def _list(value: Any) -> list[str]:

@@ -6,15 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
 from ..errors import EnvironmentProblem
+from ..matrix import Platform
 from ..wheelfile.binary import BinaryError, elf
-
-if TYPE_CHECKING:
-    from ..matrix import Platform
 
 
 @dataclass(frozen=True)

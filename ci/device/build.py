@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from ..console import say
 from ..errors import CheckFailed
 from . import compilers, manifest, plan
 from .store import Store
@@ -113,10 +114,9 @@ def build(sources: Sequence[plan.Source], output: Path, store: Store) -> manifes
     return manifest.write(output, sources, fatbins)
 
 
-def compile_all(todo: Sequence[Step], store: Store, report: Callable[[str], None] | None = None) -> None:
+def compile_all(todo: Sequence[Step], store: Store) -> None:
     """Do the steps, each once those that it needs are done; the first failure ends it, with every compiler's words that came by then."""
     using = compilers.tools()
-    report = report or (lambda line: print(line, file=sys.stderr, flush=True))
     waiting = {step.key: step for step in todo}
     # Steps that others wait for come first, the long ones before the short: how long PTX is tells it well.
     size = {step.key: sum(path.stat().st_size for path in (step.source.path, *step.source.headers)) for step in todo}
@@ -125,7 +125,7 @@ def compile_all(todo: Sequence[Step], store: Store, report: Callable[[str], None
     killed: list[str] = []
     done = 0
     jobs = min(parallel(), len(todo))
-    report(f"device code: {len(todo)} steps, {jobs} at a time")
+    say(f"device code: {len(todo)} steps, {jobs} at a time")
     with ProcessPoolExecutor(jobs, initializer=_begin_worker) as pool:
         try:
             while waiting or running:
@@ -147,7 +147,7 @@ def compile_all(todo: Sequence[Step], store: Store, report: Callable[[str], None
                         failures.append(f"{step.title}: {error}")
                     else:
                         done += 1
-                        report(f"[{done:>{len(str(len(todo)))}}/{len(todo)}] {step.title} {seconds:.1f} s")
+                        say(f"[{done:>{len(str(len(todo)))}}/{len(todo)}] {step.title} {seconds:.1f} s")
         except BrokenProcessPool:  # noticed before the next step could begin
             killed += [step.title for step in running.values()]
         except BaseException:

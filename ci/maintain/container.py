@@ -60,12 +60,12 @@ def build(output: Path, variables: Mapping[str, str], *, mount: bool) -> None:
             raise CheckFailed("cibuildwheel failed; its words are above")
 
 
-def debian(suite: str, engine: str = "podman") -> str:
+def debian(suite: str) -> str:
     """The name of an image with a Debian system and its python3, made with debootstrap where it is missing (about a minute)."""
-    if shutil.which(engine) is None:
-        raise EnvironmentProblem(f"{engine} is needed to run Debian {suite}", cure=f"install {engine}, or give --load-in without a suite")
+    if shutil.which("podman") is None:
+        raise EnvironmentProblem(f"podman is needed to run Debian {suite}", cure="install podman, or give --load-in without a suite")
     name = f"localhost/debian-{suite}-python:1"
-    if process.run([engine, "image", "exists", name]).returncode == 0:
+    if process.run(["podman", "image", "exists", name]).returncode == 0:
         return name
     if shutil.which("debootstrap") is None:
         raise EnvironmentProblem(f"debootstrap is needed to make {name}", cure="apt-get install debootstrap, and run as root")
@@ -75,7 +75,7 @@ def debian(suite: str, engine: str = "podman") -> str:
         for command in (
             ["debootstrap", "--variant=minbase", f"--include={packages}", suite, str(root)],
             ["tar", "-C", str(root), "--exclude=./var/cache/apt/archives/*.deb", "-cf", str(archive), "."],
-            [engine, "import", str(archive), name],
+            ["podman", "import", str(archive), name],
         ):
             done = process.run(command, stderr=subprocess.STDOUT)
             if done.returncode:

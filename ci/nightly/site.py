@@ -9,12 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..matrix import load
-
-if TYPE_CHECKING:
-    from .wheels import Nightly
+from .wheels import Nightly
 
 
 def wheels(site: Path) -> Path:

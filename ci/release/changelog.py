@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from packaging.version import Version
 
 from ..errors import CheckFailed
 from ..matrix import REPOSITORY
-
-if TYPE_CHECKING:
-    from packaging.version import Version
 
 CHANGELOG = REPOSITORY / "CHANGELOG.md"
 UNRELEASED = "Unreleased"

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from packaging.version import Version
 
 from ..console import say
 from ..errors import EnvironmentProblem
+from ..index import Index
 from ..matrix import load
 from .dist import MANIFEST, Dist, agree, settle
 from .standing import against, report, unwelcome
 from .upload import RESUME, Limits, Plan, plan, sign, upload
-
-if TYPE_CHECKING:
-    from packaging.version import Version
-
-    from ..index import Index
 
 
 def publish(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
 from ..audit import Violation
 from ..errors import CheckFailed
+from ..index import Index, Remote
 from ..matrix import REPOSITORY, load
 from .version import tagged
-
-if TYPE_CHECKING:
-    from ..index import Index, Remote
 
 
 def finding(check: str, message: str, cure: str) -> Violation:

@@ -13,17 +13,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .. import process
 from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
+from ..index import Index, Remote
 from ..matrix import load
 from .dist import ATTESTATION, Dist, Entry
 from .standing import refuse_yanked
-
-if TYPE_CHECKING:
-    from ..index import Index, Remote
 
 RESUME = "run the same command again: it goes on where this one stopped"
 # twine reads these before its arguments, and a value of the shell would send the files elsewhere.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup, escape
 
 from .. import console
 from .contents import KINDS, together
-
-if TYPE_CHECKING:
-    from .model import Report
+from .model import Report
 
 TEMPLATES = Path(__file__).parent / "templates"
 MINUS = "\N{MINUS SIGN}"

@@ -1,8 +1,9 @@
-"""Documents that programs fill: docs/reference/attention.md, whose examples run, by the dispatch rules; others by committed results."""
+"""Documents that programs fill: docs/attention.md, whose examples run, by the dispatch rules; others by committed results."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -10,16 +11,14 @@ import mlx_cuda
 import pytest
 from mlx_cuda._attention import rules
 
+from benchmarks import table
 from benchmarks.__main__ import main
 from benchmarks.decoding import decoding_tables
-from benchmarks.families.table import family_tables
-from benchmarks.gpus import gpu_tables
 from benchmarks.models import SHAPES
 from benchmarks.parallel import parallel_tables
 from benchmarks.record import Results
 from benchmarks.result_file import read, write
-from benchmarks.serving_table import serving_tables
-from benchmarks.table import fill_blocks, models_table
+from benchmarks.table import fill_blocks
 
 ROOT = Path(__file__).parents[2]
 DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
@@ -39,60 +38,20 @@ def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "engine=" in capsys.readouterr().out
 
 
-@complete
-def test_the_gallery_is_what_the_rules_say(tmp_path: Path) -> None:
-    text = DOCUMENT.read_text("utf-8")
-    copy = tmp_path / "attention.md"
-    copy.write_text(re.sub(r"\| `(decode|cudnn|flash)` \|", "| `nobody` |", text), "utf-8")
-    assert copy.read_text("utf-8") != text
-    assert main(["gallery", "--update", str(copy)]) == 0
-    assert copy.read_text("utf-8") == text, "run: python -m benchmarks gallery --update docs/reference/attention.md"
-
-
-def test_the_models_of_the_document_are_the_committed_ones() -> None:
-    results = read(RESULTS / "models" / "nvidia-h200-cu13.jsonl")
-    text = (DOCS / "results/performance.md").read_text("utf-8")
-    assert fill_blocks(text, {"models": models_table(results)}) == text, (
-        "run: python -m benchmarks models … --update docs/results/performance.md"
-    )
-
-
-@pytest.mark.parametrize("file", sorted((RESULTS / "decoding").glob("*.jsonl")), ids=lambda file: str(file.stem))
-def test_the_decoding_of_its_document_is_the_committed_one(file: Path) -> None:
-    text = (DOCS / "internals/decoding.md").read_text("utf-8")
-    made = decoding_tables(read(file), SHAPES)
-    assert f"<!-- results: {next(iter(made))} -->" in text
-    assert fill_blocks(text, made) == text, (
-        "run: python -m benchmarks decoding … --update docs/internals/decoding.md --picture docs/img/decoding.svg"
-    )
-
-
-def test_the_serving_of_its_document_is_the_committed_one() -> None:
-    text = (DOCS / "guides/serving.md").read_text("utf-8")
-    made = serving_tables([read(file) for file in sorted((RESULTS / "serving").glob("*.jsonl"))])
-    assert all(f"<!-- results: {name} -->" in text for name in made)
-    assert fill_blocks(text, made) == text, "run: python -m benchmarks serving … --update docs/guides/serving.md"
-
-
-@pytest.mark.parametrize("file", sorted((RESULTS / "families").glob("*.jsonl")), ids=lambda file: str(file.stem))
-def test_the_models_of_mlx_lm_of_their_document_are_the_committed_ones(file: Path) -> None:
-    text = (DOCS / "results/models.md").read_text("utf-8")
-    made = family_tables(read(file))
-    assert all(f"<!-- results: {name} -->" in text for name in made)
-    assert fill_blocks(text, made) == text, "run: python -m benchmarks families … --update docs/results/models.md"
-
-
-def test_the_several_gpus_of_their_document_are_the_committed_ones() -> None:
-    results = [read(file) for file in sorted((RESULTS / "several-gpus").glob("*.jsonl"))]
-    text = (DOCS / "guides/tensor-parallel.md").read_text("utf-8")
-    assert "<!-- results: parallel -->" in text
-    assert fill_blocks(text, parallel_tables(results)) == text, (
-        "run: python -m benchmarks parallel … --update docs/guides/tensor-parallel.md"
-    )
+def committed(folder: str) -> list[str]:
+    """All results of a folder."""
+    return [str(path.relative_to(RESULTS)) for path in sorted((RESULTS / folder).glob("*.jsonl"))]
 
 
 CHECKED = ("smollm2-135m", "smollm2-135m-4bit", "gemma-3-270m", "gemma-3-270m-4bit")
-COMMANDS = (  # documents, which block of theirs is filled by which command, and from what
+COMMANDS: tuple[tuple[str, ...], ...] = (  # documents, which block of theirs is filled by which command, and from what
+    ("results/performance.md", "models", "models", "models/nvidia-h200-cu13.jsonl"),
+    *(("internals/decoding.md", f"decoding_{Path(file).stem.split('-')[1].upper()}", "decoding", file) for file in committed("decoding")),
+    ("guides/serving.md", "serving_H200", "serving", *committed("serving")),
+    *(("results/models.md", "families_quiet" if "quiet" in file else "families_speed", "families", file) for file in committed("families")),
+    ("guides/tensor-parallel.md", "parallel", "parallel", *committed("several-gpus")),
+    ("results/platforms.md", "stages", "platforms"),
+    ("results/gpus.md", "limits", "gpus"),
     ("guides/check.md", "check", "check", *(f"check/nvidia-h100-cu13-{model}.txt" for model in CHECKED)),
     ("guides/batch-invariance.md", "invariance", "invariance", "invariance/nvidia-h100-cu13.jsonl"),
     ("results/models.md", "decoding_H100", "decoding", "real/nvidia-h100-cu13-decoding.jsonl"),
@@ -104,13 +63,26 @@ COMMANDS = (  # documents, which block of theirs is filled by which command, and
 )
 
 
-@pytest.mark.parametrize(("name", "block", "command", "files"), [(*each[:3], each[3:]) for each in COMMANDS])
-def test_what_commands_put_into_documents_is_committed(name: str, block: str, command: str, files: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "block", "command", "files"),
+    [*((*each[:3], each[3:]) for each in COMMANDS), pytest.param("reference/attention.md", "gallery", "gallery", (), marks=complete)],
+)
+def test_what_commands_put_into_documents_is_committed(
+    name: str, block: str, command: str, files: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, copy = (DOCS / name).read_text("utf-8"), tmp_path / Path(name).name
     copy.write_text(fill_blocks(text, {block: "old"}), "utf-8")
     assert copy.read_text("utf-8") != text
+    lacking: set[str] = set()
+
+    def fill(document: str, blocks: Mapping[str, str]) -> str:
+        lacking.update(each for each in blocks if f"<!-- results: {each} -->" not in document)
+        return fill_blocks(document, blocks)
+
+    monkeypatch.setattr(table, "fill_blocks", fill)
     assert main([command, *(str(RESULTS / file) for file in files), "--update", str(copy)]) == 0
     assert copy.read_text("utf-8") == text, f"run: python -m benchmarks {command} … --update docs/{name}"
+    assert command == "table" or all(each.startswith("profile_") for each in lacking), "the document has no place for them"
 
 
 def test_results_of_several_gpus_alone_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,8 +132,3 @@ def test_no_committed_case_is_slower_than_mlx(gpu: str) -> None:
     counted = [int(count) for text in documents for count in re.findall(r"(?:Of|none of) (\d+)(?: benchmark)? cases", text)]
     assert comparable in counted
     assert len(cases) not in counted
-
-
-def test_the_gpus_of_their_document_are_the_committed_ones() -> None:
-    text = (DOCS / "results/gpus.md").read_text("utf-8")
-    assert fill_blocks(text, gpu_tables(SHAPES)) == text, "run: python -m benchmarks gpus --update docs/results/gpus.md"

@@ -20,15 +20,6 @@ DATA = load()
 APART = ("linear-attention", "quantized-cache")  # pages with cases and models of their own
 
 
-def test_the_document_is_made_from_the_data(tmp_path: Path) -> None:
-    text = DOCUMENT.read_text("utf-8")
-    copy = tmp_path / "platforms.md"
-    copy.write_text(text.replace("| tests | all |", "| tests | none |"), "utf-8")
-    assert copy.read_text("utf-8") != text
-    assert main(["platforms", "--update", str(copy)]) == 0
-    assert copy.read_text("utf-8") == text, "run: python -m benchmarks platforms --update docs/results/platforms.md"
-
-
 def test_the_tables_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["platforms"]) == 0
     assert capsys.readouterr().out == "\n\n".join(platform_tables(DATA).values()) + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ci.matrix import Platform, System
 from ci.toolkit import roots
 
 from . import toolkit_support
-from .audit_support import NAMES, QUICK, Change, Files, World, good_files, make_world, with_sbom, write_wheel
+from .audit_support import NAMES, QUICK, Change, Files, World, good_files, make_world, said, with_sbom, write_wheel
 
 
 @pytest.fixture(scope="session")
@@ -96,6 +97,12 @@ def audited(tmp_path: Path, world: World, files: Files, locked_roots: None) -> C
         return {violation.check for violation in violations}
 
     return run
+
+
+@pytest.fixture
+def told(tmp_path: Path, world: World, files: Files, locked_roots: None) -> Callable[..., list[str]]:
+    """As `said`, of the good wheel."""
+    return partial(said, tmp_path / NAMES[world.system], files)
 
 
 @pytest.fixture

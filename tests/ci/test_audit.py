@@ -56,16 +56,14 @@ def library(world: World, name: str, soname: str = "") -> bytes:
     return world.compile(world.folder / "made" / name, "int f(void) { return 1; }", f"-Wl,-soname,{soname or name}").read_bytes()
 
 
-@pytest.mark.usefixtures("locked_roots")
-def test_a_missing_module(tmp_path: Path, files: Files, world: World) -> None:
-    lines = said(tmp_path / NAMES["linux"], files, lambda files: files.pop(member(world, CU13)))
+def test_a_missing_module(told: Callable[..., list[str]], world: World) -> None:
+    lines = told(lambda files: files.pop(member(world, CU13)))
     assert lines == ["mlx_cuda/_cu13.*: modules: is missing, expected one native module of this name"]
 
 
-@pytest.mark.usefixtures("locked_roots")
-def test_an_unexpected_binary(tmp_path: Path, files: Files, world: World) -> None:
+def test_an_unexpected_binary(told: Callable[..., list[str]], world: World) -> None:
     helper = library(world, "helper.so")
-    lines = said(tmp_path / NAMES["linux"], files, lambda files: files.update({"mlx_cuda/helper.so": helper}))
+    lines = told(lambda files: files.update({"mlx_cuda/helper.so": helper}))
     assert lines == ["mlx_cuda/helper.so: modules: is an unexpected binary, expected only mlx_cuda/_cu12.*, mlx_cuda/_cu13.*"]
 
 
@@ -134,7 +132,6 @@ DIGEST = record_digest((REPOSITORY / "python" / FIRST).read_bytes())
 BYTES = len((REPOSITORY / "python" / FIRST).read_bytes())
 
 
-@pytest.mark.usefixtures("locked_roots")
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
@@ -159,11 +156,11 @@ BYTES = len((REPOSITORY / "python" / FIRST).read_bytes())
     ],
     ids=["unlisted", "ghost", "twice", "hash", "size", "no hash", "fields", "itself", "quote"],
 )
-def test_record(tmp_path: Path, files: Files, spoil: Callable[[list[str]], list[str]], expected: list[str]) -> None:
+def test_record(told: Callable[..., list[str]], spoil: Callable[[list[str]], list[str]], expected: list[str]) -> None:
     def change(files: Files) -> None:
         files[RECORD] = "\n".join([*spoil(record_of(files)), ""]).encode()
 
-    assert said(tmp_path / NAMES["linux"], files, change) == expected
+    assert told(change) == expected
 
 
 def test_size(audited: Callable[..., set[str]]) -> None:

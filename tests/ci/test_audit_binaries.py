@@ -47,13 +47,12 @@ GPU_CODE = fatbin([80], [])
 # ------------------------------------------------------------------------------------------------------------ each binary by itself
 
 
-@pytest.mark.usefixtures("locked_roots")
-def test_a_newer_glibc(tmp_path: Path, files: Files, world: World) -> None:
+def test_a_newer_glibc(told: Callable[..., list[str]], world: World) -> None:
     script = world.folder / "future.map"
     script.write_text("GLIBC_2.99 { global: future; };")
     libc = world.library(world.folder / "future" / "libc.so.6", "int future(void) { return 1; }", f"-Wl,--version-script={script}")
     source = "int future(void); int use(void) { return future(); }"
-    lines = said(tmp_path / NAMES["linux"], files, with_module(world, source=source, arguments=["-nostdlib", libc]))
+    lines = told(with_module(world, source=source, arguments=["-nostdlib", libc]))
     assert lines == [f"{MODULE}: platform-tag: needs GLIBC_2.99 of libc.so.6, expected at most GLIBC_2.28 by manylinux_2_28_x86_64"]
 
 
@@ -183,10 +182,8 @@ def test_no_gpu_code_inside_what_repair_copied(audited: Callable[..., set[str]],
     assert audited(lambda files: files.update({"mlx_cuda.libs/libgpu.so": path.read_bytes()})) == {"architectures", "loader", "modules"}
 
 
-@pytest.mark.usefixtures("locked_roots")
-def test_not_stripped(tmp_path: Path, files: Files, world: World) -> None:
-    lines = said(tmp_path / NAMES["linux"], files, with_module(world, strip=False))
-    assert lines == [f"{MODULE}: stripped: has .symtab, expected it stripped"]
+def test_not_stripped(told: Callable[..., list[str]], world: World) -> None:
+    assert told(with_module(world, strip=False)) == [f"{MODULE}: stripped: has .symtab, expected it stripped"]
 
 
 @pytest.mark.parametrize(
@@ -203,9 +200,8 @@ def test_not_stripped(tmp_path: Path, files: Files, world: World) -> None:
         str(REPOSITORY / "src" / "linear.cpp"),
     ],
 )
-@pytest.mark.usefixtures("locked_roots")
-def test_build_path(tmp_path: Path, files: Files, world: World, path: str) -> None:
-    lines = said(tmp_path / NAMES["linux"], files, with_module(world, source=f'const char where[] = "{path}";'))
+def test_build_path(told: Callable[..., list[str]], world: World, path: str) -> None:
+    lines = told(with_module(world, source=f'const char where[] = "{path}";'))
     named = path.removeprefix("-I").removeprefix("old:").replace("\\\\", "\\")
     assert lines == [f"{MODULE}: build-path: holds paths of the build (1), such as {named}, expected none (see -ffile-prefix-map)"]
 
@@ -226,20 +222,18 @@ def test_what_is_no_build_path(audited: Callable[..., set[str]], world: World, p
     assert audited(with_module(world, source=f'const char where[] = "{path}";')) == set()
 
 
-@pytest.mark.usefixtures("locked_roots")
-def test_executable_stack(tmp_path: Path, files: Files, world: World) -> None:
+def test_executable_stack(told: Callable[..., list[str]], world: World) -> None:
     message = "asks for an executable stack, which glibc 2.41 refuses to load, expected -Wl,-z,noexecstack"
-    lines = said(tmp_path / NAMES["linux"], files, with_module(world, arguments=["-Wl,-z,execstack"]))
+    lines = told(with_module(world, arguments=["-Wl,-z,execstack"]))
     assert lines == [f"{MODULE}: executable-stack: {message}"]
 
 
 # ------------------------------------------------------------------------------------------------------------ where libraries come from
 
 
-@pytest.mark.usefixtures("locked_roots")
-def test_a_library_that_nobody_supplies(tmp_path: Path, files: Files, world: World) -> None:
+def test_a_library_that_nobody_supplies(told: Callable[..., list[str]], world: World) -> None:
     stranger = world.library(world.folder / "made" / "libstranger.so.1", "int f(void) { return 1; }")
-    lines = said(tmp_path / NAMES["linux"], files, with_module(world, arguments=[stranger]))
+    lines = told(with_module(world, arguments=[stranger]))
     assert lines == [f"{MODULE}: needed: needs libstranger.so.1, {NOBODY}"]
 
 
@@ -307,22 +301,19 @@ def test_the_loader_has_one_name(tmp_path: Path, files: Files, library: str, our
     assert is_system_library(read(write_wheel(tmp_path / NAMES["linux"], files)), library) == ours
 
 
-@pytest.mark.usefixtures("locked_roots")
-def test_a_library_declared_as_not_needed(tmp_path: Path, files: Files, world: World) -> None:
+def test_a_library_declared_as_not_needed(told: Callable[..., list[str]], world: World) -> None:
     cublas = world.site("cuda-13.0") / "nvidia/cu13/lib/libcublas.so.13"
-    lines = said(tmp_path / NAMES["linux"], files, with_module(world, arguments=[cublas]))
+    lines = told(with_module(world, arguments=[cublas]))
     assert lines == [f"{MODULE}: needed: needs libcublas.so.13, which is declared as not needed: no requirement supplies it"]
 
 
-@pytest.mark.usefixtures("locked_roots")
-def test_a_declared_library_that_is_not_needed(tmp_path: Path, files: Files, world: World) -> None:
+def test_a_declared_library_that_is_not_needed(told: Callable[..., list[str]], world: World) -> None:
     source = "int libcudart_of_13(void) { return 0; }"
-    lines = said(tmp_path / NAMES["linux"], files, with_module(world, without=["libcudart"], source=source))
+    lines = told(with_module(world, without=["libcudart"], source=source))
     assert lines == [f"{MODULE}: needed: does not need libcudart.so.13, which is declared as needed"]
 
 
-@pytest.mark.usefixtures("locked_roots")
-def test_an_extra_without_the_provider(tmp_path: Path, files: Files) -> None:
+def test_an_extra_without_the_provider(told: Callable[..., list[str]]) -> None:
     line = 'Requires-Dist: nvidia-cudnn-cu13<10,>=9.19; extra == "cu13"\n'
     absent = "expected the extra cu13 to require nvidia-cudnn-cu13, which supplies it"
     for other, expected in (
@@ -330,7 +321,7 @@ def test_an_extra_without_the_provider(tmp_path: Path, files: Files) -> None:
         (line.replace('cu13"', 'cu12"'), absent),
         (line.replace("<10,>=9.19", ""), "expected a bound on nvidia-cudnn-cu13: a new major renames it"),
     ):
-        lines = said(tmp_path / NAMES["linux"], files, replaced(METADATA, line, other), ("provider",))
+        lines = told(replaced(METADATA, line, other), ("provider",))
         assert lines == [f"{MODULE}: provider: needs libcudnn.so.9, {expected}"]
 
 
@@ -406,7 +397,6 @@ def test_a_root_that_is_damaged(tmp_path: Path, files: Files, world: World, monk
 BELOW = "in its RPATH, expected entries relative to $ORIGIN and below site-packages"
 
 
-@pytest.mark.usefixtures("locked_roots")
 @pytest.mark.parametrize(
     ("rpath", "messages"),
     [
@@ -423,9 +413,8 @@ BELOW = "in its RPATH, expected entries relative to $ORIGIN and below site-packa
     ],
     ids=["absolute", "empty", "outside", "of nothing needed", "relative", "of the loader", "braces", "its own", "one missing", "none"],
 )
-def test_rpath(tmp_path: Path, files: Files, world: World, rpath: list[str], messages: list[str]) -> None:
-    lines = said(tmp_path / NAMES["linux"], files, with_module(world, rpath=rpath), ("rpath",))
-    assert lines == [f"{MODULE}: rpath: {message}" for message in messages]
+def test_rpath(told: Callable[..., list[str]], world: World, rpath: list[str], messages: list[str]) -> None:
+    assert told(with_module(world, rpath=rpath), ("rpath",)) == [f"{MODULE}: rpath: {message}" for message in messages]
 
 
 LIBRARIES = "mlx_cuda/_libraries.json"

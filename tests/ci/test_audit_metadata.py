@@ -43,7 +43,6 @@ def lacks(line: str) -> str:
     return f"lacks the line {line!r}, expected it there"
 
 
-@pytest.mark.usefixtures("locked_roots")
 @pytest.mark.parametrize(
     ("old", "new", "messages"),
     [
@@ -59,8 +58,8 @@ def lacks(line: str) -> str:
         ("scikit-build-core 1", "evil 1", [has("Generator: evil 1.1.2"), lacks("Generator: scikit-build-core VERSION")]),
     ],
 )
-def test_wheel_file(tmp_path: Path, files: Files, old: str, new: str, messages: list[str]) -> None:
-    lines = said(tmp_path / NAMES["linux"], files, replaced(WHEEL, old, new), ("tags",))
+def test_wheel_file(told: Callable[..., list[str]], old: str, new: str, messages: list[str]) -> None:
+    lines = told(replaced(WHEEL, old, new), ("tags",))
     assert sorted(lines) == sorted(f"{WHEEL}: tags: {message}" for message in messages)
 
 
@@ -97,7 +96,6 @@ def test_other_names(tmp_path: Path, files: Files) -> None:
     assert lines[-1] == f"versions: has the version 0.99.0.1, expected that of MLX, {MATRIX.mlx}, and a number"
 
 
-@pytest.mark.usefixtures("locked_roots")
 @pytest.mark.parametrize(
     ("old", "new", "messages"),
     [
@@ -112,8 +110,8 @@ def test_other_names(tmp_path: Path, files: Files) -> None:
         ("# mlx-cuda\n", "# mlx-cuda\r\n", [has("# mlx-cuda\r"), lacks("# mlx-cuda")]),
     ],
 )
-def test_metadata(tmp_path: Path, files: Files, old: str, new: str, messages: list[str]) -> None:
-    lines = said(tmp_path / NAMES["linux"], files, replaced(METADATA, old, new), ("metadata",))
+def test_metadata(told: Callable[..., list[str]], old: str, new: str, messages: list[str]) -> None:
+    lines = told(replaced(METADATA, old, new), ("metadata",))
     assert sorted(lines) == sorted(f"{METADATA}: metadata: {message}" for message in messages)
 
 

@@ -353,11 +353,10 @@ def test_debug_database(tmp_path: Path, files: Files, world: World, path: str, f
     assert lines == ([f"mlx_cuda/_cu13.pyd: stripped: {message}"] if found else [])
 
 
-@pytest.mark.usefixtures("locked_roots")
-def test_an_elf_file(tmp_path: Path, files: Files, world: World) -> None:
+def test_an_elf_file(told: Callable[..., list[str]], world: World) -> None:
     linux = World(world.folder, "linux")
     shared = linux.compile(world.folder / "made" / "libelf.so", "int f(void) { return 1; }")
-    lines = said(tmp_path / NAMES["windows"], files, lambda files: files.update({"mlx_cuda.libs/helper.dll": shared.read_bytes()}))
+    lines = told(lambda files: files.update({"mlx_cuda.libs/helper.dll": shared.read_bytes()}))
     assert "mlx_cuda.libs/helper.dll: machine: is ELF for x86_64, expected PE for win_amd64" in lines
 
 
@@ -369,8 +368,7 @@ def test_foreign_dlls_inside(audited: Callable[..., set[str]], world: World, nam
     assert audited(lambda files: files.update({f"mlx_cuda.libs/{name}": path.read_bytes()})) == {check, "modules"}
 
 
-@pytest.mark.usefixtures("locked_roots")
-def test_a_renamed_dll_of_nvidia(tmp_path: Path, files: Files, world: World) -> None:
+def test_a_renamed_dll_of_nvidia(told: Callable[..., list[str]], world: World) -> None:
     """The version resource tells what the file name does not."""
     require("x86_64-w64-mingw32-windres")
     folder = world.folder / "resource"
@@ -380,7 +378,7 @@ def test_a_renamed_dll_of_nvidia(tmp_path: Path, files: Files, world: World) -> 
     (folder / "version.rc").write_text("\n".join(["1 VERSIONINFO", "BEGIN", *translations, *strings, "END", ""]))
     subprocess.run(["x86_64-w64-mingw32-windres", "version.rc", "version.o"], check=True, cwd=folder, capture_output=True)
     path = world.compile(folder / "helper.dll", "int f(void) { return 1; }", folder / "version.o")
-    lines = said(tmp_path / NAMES["windows"], files, lambda files: files.update({"mlx_cuda.libs/helper.dll": path.read_bytes()}))
+    lines = told(lambda files: files.update({"mlx_cuda.libs/helper.dll": path.read_bytes()}))
     assert lines[1:] == ["mlx_cuda.libs/helper.dll: nvidia-inside: is made by NVIDIA Corporation, expected nothing of NVIDIA's inside"]
 
 

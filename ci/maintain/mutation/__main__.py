@@ -25,6 +25,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+from ...console import say
 from ...files import tomllib
 from ...matrix import REPOSITORY
 from .baseline import PYTEST, copy_tree, environment, measure
@@ -155,10 +156,6 @@ def report(results: Sequence[Result]) -> float:
     for folder, killed in sorted(folders.items(), key=lambda each: (each[0] == "together", each[0])):
         print(f"{folder}: {sum(killed)} of {len(killed)} killed, {sum(killed) / len(killed):.1%}")
     return sum(folders["together"]) / len(results) if results else 1.0
-
-
-def say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 def main() -> int:

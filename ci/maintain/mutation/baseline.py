@@ -10,14 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import coverage
 
 from ... import process
-
-if TYPE_CHECKING:
-    from .mutants import Mutant
+from .mutants import Mutant
 
 BUDGET = 90.0  # seconds of tests for one mutant: quicker ones first
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider")
