@@ -2,11 +2,11 @@
 
 #include "all_sum/params.h"
 #include "runtime/device_code.h"
-#include "runtime/early.h"
 #include "runtime/fused.h"
 #include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
+#include "runtime/pdl.h"
 #include "runtime/status.h"
 
 #include <mlx/distributed/distributed_impl.h>
@@ -145,7 +145,7 @@ void encode_all_sum(
   params.parts =
       static_cast<int>(std::min<long long>(ceil_div<long long>(parts, most * warps), AllSumParams::most_parts(peers.count)));
   CUfunction kernel = kernels.function(kernel_for(table, type_name(out.dtype())));
-  begins_early(kernel);
+  enable_pdl(kernel);
   const auto blocks = std::min<long long>(ceil_div<long long>(parts, params.parts * warps), most);
   node.launch(kernel, dim3(blocks), AllSumParams::kThreads, 0, params);
 }

@@ -17,7 +17,7 @@ struct AllSumParams {
     return count > 2 ? 1 : kMostParts;
   }
 
-  // The memory of each process: whether its sums are its own alone, as while steps are recorded, and the numbers of each warp's
+  // The memory of each process: whether its sums are its own alone, as while steps are captured, and the numbers of each warp's
   // last letters [kMostWarps, kMostParts], neither of which anybody else reads; then what the others have written, of one number
   // and of the next in turns: [2, count - 1, kMostWarps, most_parts, kLetters].
   static constexpr int kAlone = 16;

@@ -50,7 +50,7 @@ std::pair<mx::array, mx::array> convolve(
 void bind_linear_attention(nb::module_& m) {
   define(m, "linear_attention", &run, "delta"_a, "chunked"_a, "stream"_a);
   define(m, "linear_attention_scan", &linear_attention_scan, "dy"_a, "last"_a, "delta"_a, "stream"_a);
-  define(m, "linear_attention_slopes", &linear_attention_slopes, "dy"_a, "found"_a, "stream"_a);
+  define(m, "linear_attention_gradients", &linear_attention_gradients, "dy"_a, "found"_a, "stream"_a);
   m.def("short_conv", &convolve, "x"_a, "weight"_a, "bias"_a.none(), "state"_a.none(), "silu"_a, "padded"_a, "stream"_a);
 }
 

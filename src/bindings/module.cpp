@@ -139,7 +139,7 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
 
   m.def("linear", &linear, "x"_a, "w"_a, "bias"_a.none(), "activation"_a.none(), "stream"_a);
   mlx_cuda::bind_attention(m);
-  mlx_cuda::bind_products(m);
+  mlx_cuda::bind_matmul(m);
   mlx_cuda::bind_linear_attention(m);
   mlx_cuda::bind_call_cache(m);
   mlx_cuda::bind_decoding(m);

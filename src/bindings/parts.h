@@ -9,7 +9,7 @@ namespace mlx_cuda {
 void bind_attention(nanobind::module_& m);
 
 // Products of quantised, gathered, grouped and 8-bit operands.
-void bind_products(nanobind::module_& m);
+void bind_matmul(nanobind::module_& m);
 
 // Linear attention, whose state takes the place of keys and values.
 void bind_linear_attention(nanobind::module_& m);
@@ -21,7 +21,7 @@ void bind_call_cache(nanobind::module_& m);
 // Has every such call be computed by its function again.
 void forget_calls();
 
-// Decoding steps that are recorded once and launched for each token.
+// Decoding steps that are captured once and launched for each token.
 void bind_decoding(nanobind::module_& m);
 
 }  // namespace mlx_cuda

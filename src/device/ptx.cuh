@@ -269,7 +269,7 @@ __device__ inline void wait_for_grids() {
 }
 
 // For kernels that have nothing to do before that.
-__device__ inline void begin_early() {
+__device__ inline void begin_pdl() {
   launch_dependents();
   wait_for_grids();
 }

@@ -1,4 +1,4 @@
-// Sums of products that a warp of chunk_slopes.cu has, and what is summed up over their columns.
+// Sums of products that a warp of chunk_gradients.cu has, and what is summed up over their columns.
 #pragma once
 
 #include "recurrence/chunk_tiles.cuh"
@@ -8,12 +8,12 @@ namespace mlx_cuda {
 // Rows that follow each other in memory, of so many elements, into shared memory with zeros after them and after the last.
 template <typename T>
 __device__ inline void load_tile(T* to, const T* from, int tile_rows, int rows, int columns) {
-  constexpr int kUnits = kSlopesValues / 8;
-  for (int i = threadIdx.x; i < tile_rows * kUnits; i += kSlopesThreads) {
+  constexpr int kUnits = kGradientValues / 8;
+  for (int i = threadIdx.x; i < tile_rows * kUnits; i += kGradientThreads) {
     const int row = i / kUnits;
     const int column = i % kUnits * 8;
     const bool there = row < rows && column < columns;
-    copy16_async(shared_address(to + row * (kSlopesValues + kPad) + column), there ? from + row * columns + column : from, there);
+    copy16_async(shared_address(to + row * (kGradientValues + kPad) + column), there ? from + row * columns + column : from, there);
   }
 }
 

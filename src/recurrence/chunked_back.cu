@@ -1,13 +1,13 @@
 // Derivatives of linear attention by chunks: what goes through them in their order, there and back.
 //
-// With P the scores tril(G[i] / G[j] q[i] k[j]) of chunk_forward.cuh, R the slope of the state that a chunk leaves and dY that of
-// its results,
+// With P the scores tril(G[i] / G[j] q[i] k[j]) of chunk_forward.cuh, R the gradient of the state that a chunk leaves and dY that
+// of its results,
 //
 //   dU[j] = sum over i of P[i, j] dY[i] + G[end] / G[j] R k[j],
 //   R of the chunk before = G[end] R + sum over i of G[i] dY[i] q[i]^T - dU[i] w[i]^T.
 //
 // `chunk_scan_back` goes from the last chunk to the first as `chunk_scan` goes from the first to the last: a block for 32 columns
-// of a head's values, with R in float32 registers. All else is chunk_slopes.cu, or products of MLX's (backward.py has the
+// of a head's values, with R in float32 registers. All else is chunk_gradients.cu, or products of MLX's (backward.py has the
 // formulas).
 #include "device/types.cuh"
 #include "recurrence/chunk_forward.cuh"
@@ -15,7 +15,7 @@
 
 namespace mlx_cuda {
 
-// Here p.v are the slopes of the results, p.state_in those of the last state, and p.state_out of the first.
+// Here p.v are the gradients of the results, p.state_in those of the last state, and p.state_out of the first.
 template <typename T, bool Delta>
 __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, const Prepared& from, const Kept& to) {
   extern __shared__ __align__(16) char memory[];
@@ -39,7 +39,7 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
   const int lane = threadIdx.x % 32;
   const int g = lane / 4;
   const int c = lane % 4 * 2;
-  StateTile slope(p, work, part * kStateRows, first_value, half_of_values);
+  StateTile gradient(p, work, part * kStateRows, first_value, half_of_values);
 
   // Copies of a chunk: what is needed first, and the rest.
   const auto load_first = [&](int chunk) {
@@ -63,13 +63,13 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
 
   load_first(from.chunks - 1);
   load_rest(from.chunks - 1);
-  slope.write(r);
+  gradient.write(r);
   for (int chunk = from.chunks - 1; chunk >= 0; --chunk) {
     const long long block = of * from.chunks + chunk;
     const float* const decay = decays + chunk % 2 * 2 * kChunk;
     wait_copies<1>();
     __syncthreads();  // R, k, dY, the scores and the decays are there
-    write_columns(static_cast<T*>(to.slopes), block, p, first_value, r, kChunkKeys, p.key_size);
+    write_columns(static_cast<T*>(to.gradients), block, p, first_value, r, kChunkKeys, p.key_size);
     {
       const int row = threadIdx.x / 4;
       const int at = row * kThin + threadIdx.x % 4 * 8;
@@ -85,9 +85,9 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
     float sums[2][4]{};
 #pragma unroll
     for (int i = 0; i < kChunkKeys; i += 16) {
-      const uint4 of_slope = right_transposed(r + i * kThin + half_of_values, kThin);
+      const uint4 of_gradient = right_transposed(r + i * kThin + half_of_values, kThin);
       const uint4 keys = left(k + part * 16 * kPitch + i, kPitch);
-      mma(sums, keys, of_slope, T{});
+      mma(sums, keys, of_gradient, T{});
     }
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
@@ -113,9 +113,9 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
     if (chunk > 0) {
       load_first(chunk - 1);
     }
-    write_columns(static_cast<T*>(to.change_slopes), block, p, first_value, change, kChunk, kChunk);
+    write_columns(static_cast<T*>(to.change_gradients), block, p, first_value, change, kChunk, kChunk);
 
-    slope.scale(whole);
+    gradient.scale(whole);
 #pragma unroll
     for (int i = 0; i < kChunk; i += 16) {
       const uint4 of_given = right_transposed(faded + i * kThin + half_of_values, kThin);
@@ -124,20 +124,20 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
       for (int b = 0; b < kStateBlocks; ++b) {
         const int row = part * kStateRows + b * 16;
         const uint4 queries = left_transposed(q + i * kPitch + row, kPitch);
-        mma(slope.at[b], queries, of_given, T{});
+        mma(gradient.at[b], queries, of_given, T{});
         if constexpr (Delta) {
           const uint4 used = negative(left(w + row * kSquare + i, kSquare));
-          mma(slope.at[b], used, of_change, T{});
+          mma(gradient.at[b], used, of_change, T{});
         }
       }
     }
-    slope.write(r);
+    gradient.write(r);
     __syncthreads();  // q, W, dU and the faded dY are done with
     if (chunk > 0) {
       load_rest(chunk - 1);
     }
   }
-  slope.store();
+  gradient.store();
 }
 
 // Both scans at once: neither needs what the other finds. The longer one has the first blocks, so that the two of a multiprocessor

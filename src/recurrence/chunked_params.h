@@ -25,19 +25,19 @@ struct Prepared {
 
 // What derivatives need of all chunks of a sequence, in 16 bits: by sequence, value head, chunk. See chunked_back.cu.
 struct Kept {
-  void* states;         // S^T [key size, value size] as a chunk finds it
-  void* changes;        // U [tokens of a chunk, value size]
-  void* slopes;         // R^T [key size, value size], of what a chunk leaves
-  void* change_slopes;  // dU [tokens of a chunk, value size]
-  void* solve;          // of Prepared; null without the delta rule
+  void* states;            // S^T [key size, value size] as a chunk finds it
+  void* changes;           // U [tokens of a chunk, value size]
+  void* gradients;         // R^T [key size, value size], of what a chunk leaves
+  void* change_gradients;  // dU [tokens of a chunk, value size]
+  void* solve;             // of Prepared; null without the delta rule
 };
 
-inline constexpr int kSlopesThreads = 512;  // of the kernel for what a chunk has to itself
-inline constexpr int kSlopesValues = 128;   // the most that it takes
+inline constexpr int kGradientThreads = 512;  // of the kernel for what a chunk has to itself
+inline constexpr int kGradientValues = 128;   // the most that it takes
 
-// What that gives: the slopes of queries and keys of each head of the values, those that share one apart from each other.
-struct Slopes {
-  Operand dy;       // the slopes of the results
+// What that gives: the gradients of queries and keys of each head of the values, those that share one apart from each other.
+struct Gradients {
+  Operand dy;       // the gradients of the results
   void *q, *k;      // [value heads that share one, batch, token, key head, key size]
   void* v;          // [batch, token, value head, value size]
   float *g, *beta;  // [batch, token, value head]
@@ -65,8 +65,8 @@ inline constexpr unsigned kScanBackBytes = (2 * kChunk * (kChunkKeys + kPad) + (
                                                2 +
                                            2 * 2 * kChunk * 4;
 
-inline constexpr unsigned kSlopesBytes =
-    ((5 * kChunk + 2 * kChunkKeys) * (kSlopesValues + kPad) + 3 * kChunk * (kChunk + kPad)) * 2 +
-    (16 * kChunk + kSlopesThreads / 32) * 4;
+inline constexpr unsigned kGradientBytes =
+    ((5 * kChunk + 2 * kChunkKeys) * (kGradientValues + kPad) + 3 * kChunk * (kChunk + kPad)) * 2 +
+    (16 * kChunk + kGradientThreads / 32) * 4;
 
 }  // namespace mlx_cuda

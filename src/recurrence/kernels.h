@@ -17,13 +17,13 @@
   EACH(chunk_scans_delta_bfloat16, bfloat16, true) \
   EACH(chunk_scans_plain_float16, float16, false)  \
   EACH(chunk_scans_plain_bfloat16, bfloat16, false)
-// chunk_slopes.cu, with SUMS(name, dtype).
-#define MLX_CUDA_CHUNK_GRADIENT_KERNELS(EACH, SUMS)  \
-  EACH(chunk_slopes_delta_float16, float16, true)    \
-  EACH(chunk_slopes_delta_bfloat16, bfloat16, true)  \
-  EACH(chunk_slopes_plain_float16, float16, false)   \
-  EACH(chunk_slopes_plain_bfloat16, bfloat16, false) \
-  SUMS(chunk_shared_sums_float16, float16)           \
+// chunk_gradients.cu, with SUMS(name, dtype).
+#define MLX_CUDA_CHUNK_GRADIENT_KERNELS(EACH, SUMS)     \
+  EACH(chunk_gradients_delta_float16, float16, true)    \
+  EACH(chunk_gradients_delta_bfloat16, bfloat16, true)  \
+  EACH(chunk_gradients_plain_float16, float16, false)   \
+  EACH(chunk_gradients_plain_bfloat16, bfloat16, false) \
+  SUMS(chunk_shared_sums_float16, float16)              \
   SUMS(chunk_shared_sums_bfloat16, bfloat16)
 
 // EACH(name, elements of a key at most, whether each channel has a decay): recurrent.cu and recurrent_few.cu, of all dtypes.

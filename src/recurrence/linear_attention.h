@@ -30,15 +30,15 @@ struct LinearAttention {
 std::pair<mx::array, mx::array> linear_attention(const LinearAttention& in, Way way, const mx::Stream& stream);
 
 // What goes through the chunks of a sequence in their order, there and back, for calls that `chunked` takes: the states, changes,
-// slopes and change_slopes of Kept (chunked_params.h) in the dtype of the values, the slope of the first state, and with the delta
-// rule also Kept's solve. `dy` are the slopes of y, in its dtype, and `last` those of the last state in float32. None where there
-// are no kernels.
+// gradients and change_gradients of Kept (chunked_params.h) in the dtype of the values, the gradient of the first state, and with
+// the delta rule also Kept's solve. `dy` are the gradients of y, in its dtype, and `last` those of the last state in float32. None
+// where there are no kernels.
 std::optional<std::vector<mx::array>> linear_attention_scan(
     const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream);
 
-// The slopes of q, k, v, and in float32 of g and beta, by what that gives: values of up to 128 elements, on a GPU with so much
+// The gradients of q, k, v, and in float32 of g and beta, by what that gives: values of up to 128 elements, on a GPU with so much
 // shared memory. None where no kernel takes the call.
-std::optional<std::vector<mx::array>> linear_attention_slopes(
+std::optional<std::vector<mx::array>> linear_attention_gradients(
     const LinearAttention& in, const mx::array& dy, const std::vector<mx::array>& scan, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

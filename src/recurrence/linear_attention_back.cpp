@@ -1,4 +1,4 @@
-// Derivatives of linear attention by chunks: the host's side of chunked_back.cu and chunk_slopes.cu.
+// Derivatives of linear attention by chunks: the host's side of chunked_back.cu and chunk_gradients.cu.
 #include "recurrence/calls.h"
 #include "recurrence/chunked_params.h"
 #include "recurrence/kernels.h"
@@ -22,13 +22,13 @@ namespace {
 
 KernelModule chunked("chunked");
 KernelModule chunked_back("chunked_back");
-KernelModule slopes_module("chunk_slopes");
+KernelModule gradients_module("chunk_gradients");
 
 #define MLX_CUDA_NO_ROW(...)
 using Row = KernelRow<std::string_view, bool>;
 constexpr auto kPrepare = std::to_array<Row>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kScans = std::to_array<Row>({MLX_CUDA_CHUNKED_BACK_KERNELS(MLX_CUDA_KERNEL_ROW)});
-constexpr auto kSlopes = std::to_array<Row>({MLX_CUDA_CHUNK_GRADIENT_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
+constexpr auto kGradients = std::to_array<Row>({MLX_CUDA_CHUNK_GRADIENT_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kSums =
     std::to_array<KernelRow<std::string_view>>({MLX_CUDA_CHUNK_GRADIENT_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
 
@@ -68,7 +68,7 @@ class Derivative : public Stateful<Parts> {
   }
 };
 
-// Inputs: those of the call, the slopes of y, those of the last state.
+// Inputs: those of the call, the gradients of y, those of the last state.
 class ScanBack final : public Derivative<ScanBack> {
  public:
   using Derivative::Derivative;
@@ -131,20 +131,20 @@ class ScanBack final : public Derivative<ScanBack> {
     Kept kept{};
     kept.states = node.writes(outputs[0]);
     kept.changes = node.writes(outputs[1]);
-    kept.slopes = node.writes(outputs[2]);
-    kept.change_slopes = node.writes(outputs[3]);
+    kept.gradients = node.writes(outputs[2]);
+    kept.change_gradients = node.writes(outputs[3]);
     node.launch(
         chunked_back.function(kernel_for(kScans, type_name(dtype), state_.way.delta)), dim3(2 * values * heads), kChunkThreads,
         std::max(kScanBytes, kScanBackBytes), of, back_of, from, kept);
   }
 };
 
-// Inputs: those of the call but for its state, the slopes of y, then what ScanBack gives but for its last slope.
-class ChunkSlopes final : public Derivative<ChunkSlopes> {
+// Inputs: those of the call but for its state, the gradients of y, then what ScanBack gives but for its last gradient.
+class ChunkGradients final : public Derivative<ChunkGradients> {
  public:
   using Derivative::Derivative;
 
-  DEFINE_NAME(LinearAttentionSlopes)
+  DEFINE_NAME(LinearAttentionGradients)
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
     const mx::array &k = inputs[1], &v = inputs[2];
@@ -179,10 +179,10 @@ class ChunkSlopes final : public Derivative<ChunkSlopes> {
       Kept from{};
       from.states = node.reads(found[0]);
       from.changes = node.reads(found[1]);
-      from.slopes = node.reads(found[2]);
-      from.change_slopes = node.reads(found[3]);
+      from.gradients = node.reads(found[2]);
+      from.change_gradients = node.reads(found[3]);
       from.solve = state_.way.delta ? node.reads(found[4]) : nullptr;
-      Slopes to{};
+      Gradients to{};
       to.dy = operand(dy, node);
       to.q = node.writes(q);
       to.k = node.writes(k);
@@ -192,8 +192,8 @@ class ChunkSlopes final : public Derivative<ChunkSlopes> {
       to.chunks = ceil_div(of.length, kChunk);
       to.batches = in.v.shape(0);
       node.launch(
-          slopes_module.function(kernel_for(kSlopes, type_name(in.v.dtype()), state_.way.delta)),
-          dim3(to.chunks * to.batches * of.value_heads), kSlopesThreads, kSlopesBytes, of, from, to);
+          gradients_module.function(kernel_for(kGradients, type_name(in.v.dtype()), state_.way.delta)),
+          dim3(to.chunks * to.batches * of.value_heads), kGradientThreads, kGradientBytes, of, from, to);
     }
     if (shared > 1) {
       KernelNode node(encoder);
@@ -205,7 +205,7 @@ class ChunkSlopes final : public Derivative<ChunkSlopes> {
       sums.units = static_cast<long long>(in.k.size() / 8);
       sums.shared = shared;
       node.launch(
-          slopes_module.function(kernel_for(kSums, type_name(in.k.dtype()))),
+          gradients_module.function(kernel_for(kSums, type_name(in.k.dtype()))),
           dim3(static_cast<unsigned>(2 * ceil_div<long long>(sums.units, kSumThreads))), kSumThreads, 0, sums);
     }
   }
@@ -229,17 +229,17 @@ std::optional<std::vector<mx::array>> linear_attention_scan(
   return ScanBack::results(inputs, parts_of(in, {delta, true}), stream);
 }
 
-std::optional<std::vector<mx::array>> linear_attention_slopes(
+std::optional<std::vector<mx::array>> linear_attention_gradients(
     const LinearAttention& in, const mx::array& dy, const std::vector<mx::array>& scan, const mx::Stream& stream) {
   mx::cu::device(stream.device).make_current();
-  if (in.v.shape(3) > kSlopesValues || shared_memory_limit() < static_cast<int>(kSlopesBytes)) {
+  if (in.v.shape(3) > kGradientValues || shared_memory_limit() < static_cast<int>(kGradientBytes)) {
     return std::nullopt;
   }
   const bool delta = scan.size() > 5;
   const bool there = are_available([&] {
-    slopes_module.function(kernel_for(kSlopes, type_name(in.v.dtype()), delta));
+    gradients_module.function(kernel_for(kGradients, type_name(in.v.dtype()), delta));
     if (in.v.shape(2) > in.k.shape(2)) {
-      slopes_module.function(kernel_for(kSums, type_name(in.k.dtype())));
+      gradients_module.function(kernel_for(kSums, type_name(in.k.dtype())));
     }
   });
   if (!there) {
@@ -253,7 +253,7 @@ std::optional<std::vector<mx::array>> linear_attention_slopes(
   if (delta) {
     inputs.push_back(scan[5]);
   }
-  return ChunkSlopes::results(inputs, parts_of(own, {delta, true}), stream);
+  return ChunkGradients::results(inputs, parts_of(own, {delta, true}), stream);
 }
 
 }  // namespace mlx_cuda

@@ -83,7 +83,7 @@ class Stage {
           const float4 k = numbers(k_[i][j], p.k.type);
           to.q[token][unit] = q;
           to.k[token][unit] = k;
-          qk += sum(product(q, k));
+          qk += sum(multiply(q, k));
           if constexpr (Channels) {
             to.decays[token][unit] = there_[i] ? numbers(decays_[i][j], p.g.type) : all(1);
           }

@@ -57,10 +57,10 @@ __device__ inline bool is_seen(const Recurrence& p, long long batch, long long t
 __device__ inline float sum(float4 a) {
   return a.x + a.y + (a.z + a.w);
 }
-__device__ inline float4 product(float4 a, float4 b) {
+__device__ inline float4 multiply(float4 a, float4 b) {
   return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
 }
-__device__ inline float4 product_sum(float4 a, float4 b, float4 c) {
+__device__ inline float4 multiply_add(float4 a, float4 b, float4 c) {
   return make_float4(fmaf(a.x, b.x, c.x), fmaf(a.y, b.y, c.y), fmaf(a.z, b.z, c.z), fmaf(a.w, b.w, c.w));
 }
 __device__ inline float4 all(float x) {
@@ -128,9 +128,9 @@ struct Rows {
       float4 with_k{}, with_q{};
 #pragma unroll
       for (int j = 0; j < kSteps; ++j) {
-        at[r][j] = product(at[r][j], g[j]);
-        with_k = product_sum(at[r][j], k[j], with_k);
-        with_q = product_sum(at[r][j], q[j], with_q);
+        at[r][j] = multiply(at[r][j], g[j]);
+        with_k = multiply_add(at[r][j], k[j], with_k);
+        with_q = multiply_add(at[r][j], q[j], with_q);
       }
       found[r] = sum(with_k);
       y[r] = sum(with_q);
@@ -148,7 +148,7 @@ struct Rows {
       const float change = (v[r] - (delta ? found[r] : 0.0f)) * beta;
 #pragma unroll
       for (int j = 0; j < kSteps; ++j) {
-        at[r][j] = product_sum(k[j], all(change), at[r][j]);
+        at[r][j] = multiply_add(k[j], all(change), at[r][j]);
       }
       y[r] = fmaf(change, qk, y[r]);
     }
@@ -212,7 +212,7 @@ __device__ inline void advance_tokens(const Recurrence& p, const Work& work, Row
       k[j] = numbers(raw_k[j], p.k.type);
       q[j] = numbers(raw_q[j], p.q.type);
       g[j] = !seen ? all(1) : Channels ? numbers(raw_g[j], p.g.type) : all(number(decay, p.g.type));
-      qk += sum(product(q[j], k[j]));
+      qk += sum(multiply(q[j], k[j]));
     }
     qk = of_near_lanes<1, kRecurrentLanes>(qk, Sum{});
     const float v[1] = {number(value, p.v.type)};

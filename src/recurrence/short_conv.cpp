@@ -4,10 +4,10 @@
 #include "recurrence/kernels.h"
 #include "recurrence/short_conv_params.h"
 #include "runtime/device_code.h"
-#include "runtime/early.h"
 #include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
+#include "runtime/pdl.h"
 #include "runtime/status.h"
 
 #include <mlx/ops.h>
@@ -149,7 +149,7 @@ void encode_short_conv(
   const std::string dtype = type_name(out.dtype());
   CUfunction kernel = kernels.function(tiled ? kernel_for(kTokens, dtype, params.taps) : kernel_for(kToken, dtype));
   if (constant) {
-    begins_early(kernel);
+    enable_pdl(kernel);
   }
   node.launch(kernel, blocks, ShortConvParams::kThreads, 0, params);
 }

@@ -21,8 +21,8 @@ struct ShortConv {
 // The result, [batch, tokens, channels], and the last rows: the next state.
 std::pair<mx::array, mx::array> short_conv(const ShortConv& in, bool silu, const mx::Stream& stream);
 
-// Adds the kernel that does. Both results are allocated. Where weight and bias are `constant`, nobody's results, it may begin
-// early.
+// Adds the kernel that does. Both results are allocated. Where weight and bias are `constant`, nobody's results, it uses
+// PDL.
 void encode_short_conv(
     ShortConv in,
     bool silu,

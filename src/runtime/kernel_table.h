@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <ios>
+#include <sstream>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
@@ -23,13 +26,23 @@ struct KernelRow {
 // A row of a table whose columns are values as they stand.
 #define MLX_CUDA_KERNEL_ROW(name, dtype, ...) {#name, {#dtype __VA_OPT__(, ) __VA_ARGS__}},
 
-// The kernel that is made for exactly this.
+// The kernel that is made for exactly this; an error names it.
 template <typename... Made, std::size_t N>
 const char* kernel_for(const std::array<KernelRow<Made...>, N>& table, const std::type_identity_t<Made>&... made) {
   const std::tuple<Made...> wanted(made...);
   const auto found = std::find_if(table.begin(), table.end(), [&](const auto& row) { return row.made == wanted; });
   if (found == table.end()) {
-    throw Unavailable("[mlx_cuda] There is no kernel for such a call.");
+    std::ostringstream call;
+    call << std::boolalpha;
+    const auto say = [&call](const auto& each) {
+      if constexpr (std::is_enum_v<std::remove_cvref_t<decltype(each)>>) {
+        call << ' ' << static_cast<int>(each);
+      } else {
+        call << ' ' << each;
+      }
+    };
+    (say(made), ...);
+    throw Unavailable(std::string("[mlx_cuda] There is no kernel such as ") + table[0].name + " for" + call.str() + ".");
   }
   return found->name;
 }

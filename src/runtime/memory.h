@@ -26,7 +26,7 @@ mx::array temporary(mx::Shape shape, mx::Dtype dtype, mx::cu::CommandEncoder& en
 // the device does not pile up. Whoever reads it names it as written as well, so that the next to write comes after.
 mx::array temporary_in_turn(mx::Shape shape, mx::Dtype dtype, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
-// While there is one, this thread's temporaries are each its own: a recorded graph may run on another stream.
+// While there is one, this thread's temporaries are each its own: a captured graph may run on another stream.
 class OwnTemporaries {
  public:
   OwnTemporaries();

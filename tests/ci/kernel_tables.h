@@ -20,15 +20,9 @@
 // clang-format off: this is no C++
 #define NAME(name, ...) + name
 #define NOT_SM90(name, ...) ! name
-#define HALVES(name, ...) + flash_float16_##name + flash_bfloat16_##name
-#define HALVES_NOT_SM90(name, ...) ! flash_float16_##name ! flash_bfloat16_##name
-#define FLOAT(name, ...) + flash_float32_##name
-#define FLOAT_NOT_SM90(name, ...) ! flash_float32_##name
-#define UNBIASED(name, ...) HALVES(name##_plain) HALVES(name##_capped) HALVES(name##_general)
-#define BIASED(name, ...) UNBIASED(name) HALVES(name##_biased)
 
 TABLE "all_sum" MLX_CUDA_ALL_SUM_KERNELS(NAME);
-TABLE "chunk_slopes" MLX_CUDA_CHUNK_GRADIENT_KERNELS(NAME, NAME);
+TABLE "chunk_gradients" MLX_CUDA_CHUNK_GRADIENT_KERNELS(NAME, NAME);
 TABLE "chunked" MLX_CUDA_CHUNKED_KERNELS(NAME, NAME);
 TABLE "chunked_back" MLX_CUDA_CHUNKED_BACK_KERNELS(NAME);
 TABLE "copy" MLX_CUDA_COPY_KERNELS(NAME);
@@ -39,12 +33,12 @@ TABLE "decode_sm90" MLX_CUDA_DECODE_SM90_KERNELS(NAME);
 TABLE "decode_wide" MLX_CUDA_WIDE_KERNELS(NAME);
 TABLE "dequantize" MLX_CUDA_DEQUANTIZE_KERNELS(NAME);
 TABLE "epilogue" MLX_CUDA_EPILOGUE_KERNELS(NAME, NAME);
-TABLE "flash" MLX_CUDA_FLASH_16_BITS(HALVES, HALVES_NOT_SM90) MLX_CUDA_FLASH_32_BITS(FLOAT, FLOAT_NOT_SM90);
-TABLE "flash_sm90" MLX_CUDA_FLASH_SM90(BIASED, UNBIASED);
+TABLE "flash" MLX_CUDA_FLASH_KERNELS(NAME, NOT_SM90);
+TABLE "flash_sm90" MLX_CUDA_FLASH_SM90_KERNELS(NAME);
 TABLE "fp8" MLX_CUDA_FP8_KERNELS(NAME);
 TABLE "gather" MLX_CUDA_GATHER_MV_KERNELS(NAME);
 TABLE "gemv" MLX_CUDA_GEMV_KERNELS(NAME, NAME);
-TABLE "gemv_moe" MLX_CUDA_GEMV_MOE_KERNELS(NAME, NAME);
+TABLE "gemv_moe" MLX_CUDA_GEMV_KERNELS(NAME, NAME);
 TABLE "gemv_unpacked" MLX_CUDA_GEMV_UNPACKED_KERNELS(NAME);
 TABLE "gradient" MLX_CUDA_GRADIENT_KERNELS(NAME, NAME);
 TABLE "grouped" MLX_CUDA_GROUPED_KERNELS(NAME, NAME);

@@ -15,15 +15,16 @@ from ci.files import tomllib
 
 ROOT = Path(__file__).parents[2]
 LEFT: dict[str, list[str]] = tomllib.loads((Path(__file__).with_name("retired_words.toml")).read_text("utf-8"))
-OF_PYTHON = "itertools.product"
+OF_OTHERS = re.compile(r"itertools\.product|scaled_dot_product_attention")  # of Python, and MLX
 NO_IDENTIFIERS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)  # of C++: comments and strings
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def words(path: Path, text: str) -> set[str]:
     """Those of all identifiers of a source and of its path: of ``take_slopes``, take and slopes."""
+    text = OF_OTHERS.sub("", text)
     if path.suffix == ".py":
-        tokens = tokenize.generate_tokens(io.StringIO(text.replace(OF_PYTHON, "")).readline)
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         names = {token.string for token in tokens if token.type == tokenize.NAME}
     else:
         names = set(re.findall(r"[A-Za-z_]\w*", NO_IDENTIFIERS.sub("", text)))

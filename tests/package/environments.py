@@ -22,7 +22,7 @@ DECLARED = {  # as ci/matrix/matrix.toml says: machine code and PTX of one sourc
     "fp8": (("89", "90a", "100", "120"), ("89",)),
     "grouped": (("80", "100", "120"), ("80",)),
     "swiglu": (("75", "80", "90a", "100", "120"), ("80",)),
-    "chunk_slopes": (("90a", "100"), ("80",)),
+    "chunk_gradients": (("90a", "100"), ("80",)),
 }
 H200 = Gpu("NVIDIA H200", (9, 0))
 TAGS = ("py3-none-manylinux_2_35_x86_64",)

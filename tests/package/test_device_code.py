@@ -107,8 +107,8 @@ def test_the_doctor_tells_the_code_of_each_gpu() -> None:
     check = found((8, 9), (8, 9), (7, 5))
     assert (check.name, check.status) == ("code", "ok")
     assert check.summary == (
-        "sm_89: sm_89 of fp8, sm_80 of decode, grouped, swiglu, compute_80 of chunk_slopes; not for this GPU: flash_sm90; "
-        "sm_75: sm_75 of swiglu; not for this GPU: chunk_slopes, decode, flash_sm90, fp8, grouped"
+        "sm_89: sm_89 of fp8, sm_80 of decode, grouped, swiglu, compute_80 of chunk_gradients; not for this GPU: flash_sm90; "
+        "sm_75: sm_75 of swiglu; not for this GPU: chunk_gradients, decode, flash_sm90, fp8, grouped"
     )
 
 

@@ -104,7 +104,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         called.append("slopes")
 
     there = types.SimpleNamespace(
-        traced=lambda _: True, linear_attention=forward, linear_attention_scan=scans, linear_attention_slopes=slopes
+        traced=lambda _: True, linear_attention=forward, linear_attention_scan=scans, linear_attention_gradients=slopes
     )
     monkeypatch.setattr(_native, "module", lambda _: there)
     return called

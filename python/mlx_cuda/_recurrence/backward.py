@@ -94,7 +94,7 @@ def _of_heads(call: Call, dy: mx.array, last: mx.array, module: Any, stream: mx.
     found = module.linear_attention_scan(*call, dy, last, delta, stream)
     if found is None:
         return None
-    own = module.linear_attention_slopes(*call, dy, found, stream)
+    own = module.linear_attention_gradients(*call, dy, found, stream)
     if own is None:
         wide = Chunks(*(each.astype(mx.float32) for each in by_chunks(call, dy)))
         slopes = rest(call, wide, Scan(*(each.astype(mx.float32) for each in found)))

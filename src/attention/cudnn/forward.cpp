@@ -108,8 +108,8 @@ class Attention final : public Sdpa {
     const auto stream = queue();
     const mx::array lse = differentiable_lse(in, results[1], options(), stream);
     const mx::array share = mx::exp(mx::subtract(mx::expand_dims(*in.sinks, 1, stream), lse, stream), stream);
-    const mx::array product = mx::multiply(to_float32(results[0], stream), to_float32(d_out, stream), stream);
-    const mx::array shrinking = mx::multiply(share, mx::sum(product, 3, false, stream), stream);
+    const mx::array terms = mx::multiply(to_float32(results[0], stream), to_float32(d_out, stream), stream);
+    const mx::array shrinking = mx::multiply(share, mx::sum(terms, 3, false, stream), stream);
     return mx::negative(mx::sum(shrinking, {0, 2}, false, stream), stream);
   }
 };

@@ -204,7 +204,7 @@ struct Queries {
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) {
       const uint4* piece = keys + g * (D / 8) + place_of(g, i % 2 * 4 + c) + i / 2 * 8;
-      add_products<T>(scores, step(2 * i), step(2 * i + 1), piece[0], piece[8 * (D / 8)]);
+      add_scores<T>(scores, step(2 * i), step(2 * i + 1), piece[0], piece[8 * (D / 8)]);
     }
   }
 };
@@ -276,12 +276,12 @@ __device__ inline void decode(const DecodeParams& p) {
   extern "C" __global__ void __launch_bounds__(                                                         \
       (TEAM ? mlx_cuda::NarrowTraits{D}.team_warps() : mlx_cuda::NarrowTraits{D}.solo_warps()) * 32, 1) \
       name(const __grid_constant__ mlx_cuda::DecodeParams params) {                                     \
-    mlx_cuda::begin_early();                                                                            \
+    mlx_cuda::begin_pdl();                                                                              \
     MLX_CUDA_SM80(mlx_cuda::decode<mlx_cuda::types::dtype, D, TEAM, KEYS>(params))                      \
   }
 #define MLX_CUDA_DECODE_MERGE(name, dtype)                                                                         \
   extern "C" __global__ void __launch_bounds__(1024) name(const __grid_constant__ mlx_cuda::DecodeParams params) { \
-    mlx_cuda::begin_early();                                                                                       \
+    mlx_cuda::begin_pdl();                                                                                         \
     mlx_cuda::merge<mlx_cuda::types::dtype>(params);                                                               \
   }
 MLX_CUDA_DECODE_KERNELS(MLX_CUDA_DECODE, MLX_CUDA_DECODE_MERGE)

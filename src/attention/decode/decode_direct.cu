@@ -83,7 +83,7 @@ __device__ inline void direct(const DecodeParams& p) {
     float scores[2][4] = {};
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) {
-      add_products<T>(scores, queries[2 * i * 32], queries[(2 * i + 1) * 32], keys[0][i], keys[1][i]);
+      add_scores<T>(scores, queries[2 * i * 32], queries[(2 * i + 1) * 32], keys[0][i], keys[1][i]);
     }
     if (next < s.last) {
       load_keys<T, D>(p, s, k_head, next, keys);

@@ -341,7 +341,7 @@ struct QuantizedUnit {
 
 template <typename T, int D, typename Format>
 __device__ inline void decode_quantized(const QuantizedParams& p) {
-  begin_early();
+  begin_pdl();
   const Segment s = part_of_unit<true>(p);
   const int parts = parts_of_unit(p, s.span);
   if (static_cast<int>(blockIdx.x) >= parts) {

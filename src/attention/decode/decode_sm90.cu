@@ -349,7 +349,7 @@ __device__ inline void decode(const DecodeParams& p, const TensorMap* k_map, con
   extern "C" __global__ void __launch_bounds__(mlx_cuda::Sm90Traits::kThreads, 1) name(                        \
       const __grid_constant__ mlx_cuda::DecodeParams params, const __grid_constant__ mlx_cuda::TensorMap keys, \
       const __grid_constant__ mlx_cuda::TensorMap values) {                                                    \
-    mlx_cuda::begin_early();                                                                                   \
+    mlx_cuda::begin_pdl();                                                                                     \
     mlx_cuda::decode<mlx_cuda::types::dtype, D>(params, &keys, &values);                                       \
   }
 

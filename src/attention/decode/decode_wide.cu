@@ -155,7 +155,7 @@ struct WideUnit {
   }
 
   // Adds 32 columns of Q K^T.
-  __device__ void add_products(float (&sums)[kTasks][kChains][4], const uint4* keys, int i) const {
+  __device__ void add_scores(float (&sums)[kTasks][kChains][4], const uint4* keys, int i) const {
     const uint4* q = q_shared + (row_tile * kSharedLoads + i - kHeldLoads) * 64 + lane;
     const uint4 q0 = i < kHeldLoads ? q_held[2 * min(i, kHeldLoads)] : q[0];
     const uint4 q1 = i < kHeldLoads ? q_held[min(2 * i + 1, 2 * kHeldLoads)] : q[32];
@@ -173,11 +173,11 @@ struct WideUnit {
     float sums[kTasks][kChains][4] = {};
 #pragma unroll
     for (int i = 0; i < kLoads - 2; ++i) {
-      add_products(sums, keys, i);
+      add_scores(sums, keys, i);
     }
     if (key_pieces == kLoads * 4) {
-      add_products(sums, keys, kLoads - 2);
-      add_products(sums, keys, kLoads - 1);
+      add_scores(sums, keys, kLoads - 2);
+      add_scores(sums, keys, kLoads - 1);
     }
 #pragma unroll
     for (int i = 0; i < kTasks * 4; ++i) {

@@ -5,10 +5,10 @@
 #include "attention/decode/traits.h"
 #include "attention/paged/primitive.h"
 #include "attention/primitive.h"
-#include "runtime/early.h"
 #include "runtime/lanes.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
+#include "runtime/pdl.h"
 #include "runtime/tensor_map.h"
 
 #include <mlx/backend/cuda/utils.h>
@@ -102,7 +102,7 @@ class Decode final : public AttentionPrimitive {
         node.writes(output);
       }
       CUfunction kernel = merge_kernel(problem.dtype);
-      begins_early(kernel);
+      enable_pdl(kernel);
       node.launch(kernel, dim3(in.q.size() / in.q.shape(3)), merge_threads(plan, params.value_dim), 0, params);
     }
     for (const mx::array* pages : updated) {
@@ -139,7 +139,7 @@ class Decode final : public AttentionPrimitive {
   static void launch(const DecodePlan& plan, const DecodeParams& params, const AttentionArrays& in, KernelNode& node) {
     CUfunction kernel = module_of(plan.engine).function(plan.kernel);
     if (plan.engine != DecodeEngine::wide) {
-      begins_early(kernel);
+      enable_pdl(kernel);
     }
     auto add = [&](const auto&... maps) {
       node.launch(kernel, plan.grid, plan.warps * 32, static_cast<unsigned>(plan.shared_bytes), params, maps...);

@@ -39,7 +39,7 @@ __device__ inline void load_fragments(const DecodeParams& p, const Segment& s, i
 
 // Adds two steps of Q K^T for the halves of a tile.
 template <typename T>
-__device__ inline void add_products(float (&scores)[2][4], const uint4& q0, const uint4& q1, const uint4& low, const uint4& high) {
+__device__ inline void add_scores(float (&scores)[2][4], const uint4& q0, const uint4& q1, const uint4& low, const uint4& high) {
   mma(scores[0], q0, low.x, low.y, T{});
   mma(scores[0], q1, low.z, low.w, T{});
   mma(scores[1], q0, high.x, high.y, T{});

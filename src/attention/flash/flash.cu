@@ -1,5 +1,7 @@
 // Attention of many queries with mma.sync, on any GPU from sm_80 on: the kernels, of which each is made for a range of head_dims.
 #include "attention/flash/block.cuh"
+#include "attention/flash/kernels.h"
+#include "device/types.cuh"
 
 namespace mlx_cuda {
 
@@ -39,22 +41,16 @@ __device__ inline void flash(const FlashParams& p) {
 #define MLX_CUDA_FLASH_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
 #endif
 
-#define MLX_CUDA_FLASH_KERNEL(name, T, ...)                                                 \
-  constexpr mlx_cuda::FlashShape name##_shape{.itemsize = sizeof(T), __VA_ARGS__};          \
+#define MLX_CUDA_FLASH_KERNEL(name, dtype, ...)                                             \
+  constexpr mlx_cuda::FlashShape name##_shape{__VA_ARGS__};                                 \
   extern "C" __global__ void __launch_bounds__(name##_shape.threads(), name##_shape.blocks) \
       name(const __grid_constant__ mlx_cuda::FlashParams params) {                          \
-    MLX_CUDA_FLASH_BODY(T, name##_shape)                                                    \
+    MLX_CUDA_FLASH_BODY(mlx_cuda::types::dtype, name##_shape)                               \
   }
-#define MLX_CUDA_FLASH_HALVES(name, ...)                           \
-  MLX_CUDA_FLASH_KERNEL(flash_float16_##name, __half, __VA_ARGS__) \
-  MLX_CUDA_FLASH_KERNEL(flash_bfloat16_##name, __nv_bfloat16, __VA_ARGS__)
-#define MLX_CUDA_FLASH_FLOAT(name, ...) MLX_CUDA_FLASH_KERNEL(flash_float32_##name, float, __VA_ARGS__)
 #define MLX_CUDA_FLASH_NONE(...)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-MLX_CUDA_FLASH_16_BITS(MLX_CUDA_FLASH_HALVES, MLX_CUDA_FLASH_NONE)
-MLX_CUDA_FLASH_32_BITS(MLX_CUDA_FLASH_FLOAT, MLX_CUDA_FLASH_NONE)
+MLX_CUDA_FLASH_KERNELS(MLX_CUDA_FLASH_KERNEL, MLX_CUDA_FLASH_NONE)
 #else
-MLX_CUDA_FLASH_16_BITS(MLX_CUDA_FLASH_HALVES, MLX_CUDA_FLASH_HALVES)
-MLX_CUDA_FLASH_32_BITS(MLX_CUDA_FLASH_FLOAT, MLX_CUDA_FLASH_FLOAT)
+MLX_CUDA_FLASH_KERNELS(MLX_CUDA_FLASH_KERNEL, MLX_CUDA_FLASH_KERNEL)
 #endif

@@ -10,6 +10,7 @@
 #include "attention/flash/ring_sm90.cuh"
 #include "attention/flash/tiles.cuh"
 #include "device/ptx.cuh"
+#include "device/types.cuh"
 
 namespace mlx_cuda {
 
@@ -120,12 +121,13 @@ __device__ inline void flash(const FlashParams& p, const Maps& maps) {
 }  // namespace mlx_cuda
 
 #define MLX_CUDA_FLASH_MAP const __grid_constant__ mlx_cuda::TensorMap
-#define MLX_CUDA_FLASH_KERNEL(name, T, KIND, ...)                                                                \
-  using name##_traits = mlx_cuda::Traits<T, mlx_cuda::FlashSm90Shape{__VA_ARGS__}, mlx_cuda::FlashKind::KIND>;   \
-  extern "C" __global__ void __launch_bounds__(name##_traits::kThreads, 1) name(                                 \
-      const __grid_constant__ mlx_cuda::FlashParams params, MLX_CUDA_FLASH_MAP queries, MLX_CUDA_FLASH_MAP keys, \
-      MLX_CUDA_FLASH_MAP values MLX_CUDA_FLASH_PARAMETERS_##KIND) {                                              \
-    mlx_cuda::flash<name##_traits>(params, {&queries, &keys, &values, MLX_CUDA_FLASH_BIAS_##KIND});              \
+#define MLX_CUDA_FLASH_KERNEL(name, dtype, kind, ...)                                                             \
+  using name##_traits =                                                                                           \
+      mlx_cuda::Traits<mlx_cuda::types::dtype, mlx_cuda::FlashSm90Shape{__VA_ARGS__}, mlx_cuda::FlashKind::kind>; \
+  extern "C" __global__ void __launch_bounds__(name##_traits::kThreads, 1) name(                                  \
+      const __grid_constant__ mlx_cuda::FlashParams params, MLX_CUDA_FLASH_MAP queries, MLX_CUDA_FLASH_MAP keys,  \
+      MLX_CUDA_FLASH_MAP values MLX_CUDA_FLASH_PARAMETERS_##kind) {                                               \
+    mlx_cuda::flash<name##_traits>(params, {&queries, &keys, &values, MLX_CUDA_FLASH_BIAS_##kind});               \
   }
 #define MLX_CUDA_FLASH_PARAMETERS_plain
 #define MLX_CUDA_FLASH_PARAMETERS_capped
@@ -136,17 +138,6 @@ __device__ inline void flash(const FlashParams& p, const Maps& maps) {
 #define MLX_CUDA_FLASH_BIAS_general nullptr
 #define MLX_CUDA_FLASH_BIAS_biased &bias
 
-#define MLX_CUDA_FLASH_KIND(dim, KIND, ...)                                      \
-  MLX_CUDA_FLASH_KERNEL(flash_float16_##dim##_##KIND, __half, KIND, __VA_ARGS__) \
-  MLX_CUDA_FLASH_KERNEL(flash_bfloat16_##dim##_##KIND, __nv_bfloat16, KIND, __VA_ARGS__)
-#define MLX_CUDA_FLASH_UNBIASED(dim, ...)       \
-  MLX_CUDA_FLASH_KIND(dim, plain, __VA_ARGS__)  \
-  MLX_CUDA_FLASH_KIND(dim, capped, __VA_ARGS__) \
-  MLX_CUDA_FLASH_KIND(dim, general, __VA_ARGS__)
-#define MLX_CUDA_FLASH_BIASED(dim, ...)     \
-  MLX_CUDA_FLASH_UNBIASED(dim, __VA_ARGS__) \
-  MLX_CUDA_FLASH_KIND(dim, biased, __VA_ARGS__)
-
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
-MLX_CUDA_FLASH_SM90(MLX_CUDA_FLASH_BIASED, MLX_CUDA_FLASH_UNBIASED)
+MLX_CUDA_FLASH_SM90_KERNELS(MLX_CUDA_FLASH_KERNEL)
 #endif

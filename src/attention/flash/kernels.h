@@ -58,41 +58,51 @@ struct FlashShape {
   }
 };
 
-// Kernels that take masks and a softcap need more registers, so those that take neither are there as well where it is felt. For
-// each size of the elements: first those that take neither, then those that do; the narrowest first, and of the same width the
-// fastest. The first is taken of whose blocks as many as it is made for fit on a multiprocessor, else the first that fits. The last
-// of each fits into the shared memory of every GPU. In place of NOT_SM90's, Hopper has flash_sm90.cu and more shared memory.
-#define MLX_CUDA_FLASH_16_BITS(EVERYWHERE, NOT_SM90)                                                                             \
-  NOT_SM90(64, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2, .stages = 2, .holds_queries = true)     \
-  NOT_SM90(128, .head_dim = 128, .v_head_dim = 128, .keys = 64, .warps = 4, .row_tiles = 2)                                      \
-  NOT_SM90(192_128, .head_dim = 192, .v_head_dim = 128, .keys = 64, .warps = 4, .row_tiles = 2)                                  \
-  NOT_SM90(192, .head_dim = 192, .v_head_dim = 192, .keys = 128, .warps = 8, .blocks = 1)                                        \
-  NOT_SM90(256, .head_dim = 256, .v_head_dim = 256, .keys = 128, .warps = 8, .blocks = 1)                                        \
-  NOT_SM90(                                                                                                                      \
-      64_general, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2, .holds_queries = true,               \
-      .general = true)                                                                                                           \
-  NOT_SM90(128_general, .head_dim = 128, .v_head_dim = 128, .keys = 32, .warps = 4, .row_tiles = 2, .general = true)             \
-  NOT_SM90(                                                                                                                      \
-      192_128_general, .head_dim = 192, .v_head_dim = 128, .keys = 32, .warps = 4, .row_tiles = 2, .stages = 2, .general = true) \
-  NOT_SM90(192_general, .head_dim = 192, .v_head_dim = 192, .keys = 64, .warps = 8, .general = true, .blocks = 1)                \
-  NOT_SM90(                                                                                                                      \
-      256_general, .head_dim = 256, .v_head_dim = 256, .keys = 64, .warps = 8, .row_tiles = 2, .parts = 2, .general = true,      \
-      .blocks = 1)                                                                                                               \
-  NOT_SM90(256_small, .head_dim = 256, .v_head_dim = 256, .keys = 32, .warps = 8, .general = true, .blocks = 1)                  \
-  EVERYWHERE(                                                                                                                    \
-      576, .head_dim = 576, .v_head_dim = 512, .keys = 64, .warps = 8, .row_tiles = 2, .parts = 4, .general = true, .blocks = 1) \
-  NOT_SM90(576_medium, .head_dim = 576, .v_head_dim = 512, .keys = 32, .warps = 8, .parts = 2, .general = true, .blocks = 1)     \
-  NOT_SM90(576_small, .head_dim = 576, .v_head_dim = 512, .keys = 32, .warps = 2, .parts = 2, .general = true, .blocks = 1)
-
-#define MLX_CUDA_FLASH_32_BITS(EVERYWHERE, NOT_SM90)                                                                         \
-  EVERYWHERE(64, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2)                                   \
-  EVERYWHERE(128, .head_dim = 128, .v_head_dim = 128, .keys = 32, .warps = 4, .row_tiles = 2, .blocks = 1)                   \
-  EVERYWHERE(256, .head_dim = 256, .v_head_dim = 256, .keys = 32, .warps = 8, .blocks = 1)                                   \
-  EVERYWHERE(64_general, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2, .general = true)          \
-  EVERYWHERE(                                                                                                                \
-      128_general, .head_dim = 128, .v_head_dim = 128, .keys = 32, .warps = 4, .row_tiles = 2, .general = true, .blocks = 1) \
-  EVERYWHERE(256_general, .head_dim = 256, .v_head_dim = 256, .keys = 32, .warps = 8, .general = true, .blocks = 1)          \
-  NOT_SM90(256_small, .head_dim = 256, .v_head_dim = 256, .keys = 32, .warps = 2, .general = true, .blocks = 1)
+// flash.cu. EACH(name, dtype, the shape's members...). Kernels that take masks and a softcap need more registers, so those that
+// take neither are there as well where it is felt. For each size of the elements: first those that take neither, then those that
+// do; the narrowest first, and of the same width the fastest. The first is taken of whose blocks as many as it is made for fit on a
+// multiprocessor, else the first that fits. The last of each fits into the shared memory of every GPU. In place of NOT_SM90's,
+// Hopper has flash_sm90.cu and more shared memory.
+#define MLX_CUDA_FLASH_KERNELS(EACH, NOT_SM90)                                                                                     \
+  MLX_CUDA_FLASH_16(                                                                                                               \
+      NOT_SM90, 64, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2, .stages = 2, .holds_queries = true)  \
+  MLX_CUDA_FLASH_16(NOT_SM90, 128, .head_dim = 128, .v_head_dim = 128, .keys = 64, .warps = 4, .row_tiles = 2)                     \
+  MLX_CUDA_FLASH_16(NOT_SM90, 192_128, .head_dim = 192, .v_head_dim = 128, .keys = 64, .warps = 4, .row_tiles = 2)                 \
+  MLX_CUDA_FLASH_16(NOT_SM90, 192, .head_dim = 192, .v_head_dim = 192, .keys = 128, .warps = 8, .blocks = 1)                       \
+  MLX_CUDA_FLASH_16(NOT_SM90, 256, .head_dim = 256, .v_head_dim = 256, .keys = 128, .warps = 8, .blocks = 1)                       \
+  MLX_CUDA_FLASH_16(                                                                                                               \
+      NOT_SM90, 64_general, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2, .holds_queries = true,       \
+      .general = true)                                                                                                             \
+  MLX_CUDA_FLASH_16(                                                                                                               \
+      NOT_SM90, 128_general, .head_dim = 128, .v_head_dim = 128, .keys = 32, .warps = 4, .row_tiles = 2, .general = true)          \
+  MLX_CUDA_FLASH_16(                                                                                                               \
+      NOT_SM90, 192_128_general, .head_dim = 192, .v_head_dim = 128, .keys = 32, .warps = 4, .row_tiles = 2, .stages = 2,          \
+      .general = true)                                                                                                             \
+  MLX_CUDA_FLASH_16(                                                                                                               \
+      NOT_SM90, 192_general, .head_dim = 192, .v_head_dim = 192, .keys = 64, .warps = 8, .general = true, .blocks = 1)             \
+  MLX_CUDA_FLASH_16(                                                                                                               \
+      NOT_SM90, 256_general, .head_dim = 256, .v_head_dim = 256, .keys = 64, .warps = 8, .row_tiles = 2, .parts = 2,               \
+      .general = true, .blocks = 1)                                                                                                \
+  MLX_CUDA_FLASH_16(NOT_SM90, 256_small, .head_dim = 256, .v_head_dim = 256, .keys = 32, .warps = 8, .general = true, .blocks = 1) \
+  MLX_CUDA_FLASH_16(                                                                                                               \
+      EACH, 576, .head_dim = 576, .v_head_dim = 512, .keys = 64, .warps = 8, .row_tiles = 2, .parts = 4, .general = true,          \
+      .blocks = 1)                                                                                                                 \
+  MLX_CUDA_FLASH_16(                                                                                                               \
+      NOT_SM90, 576_medium, .head_dim = 576, .v_head_dim = 512, .keys = 32, .warps = 8, .parts = 2, .general = true, .blocks = 1)  \
+  MLX_CUDA_FLASH_16(                                                                                                               \
+      NOT_SM90, 576_small, .head_dim = 576, .v_head_dim = 512, .keys = 32, .warps = 2, .parts = 2, .general = true, .blocks = 1)   \
+  MLX_CUDA_FLASH_32(EACH, 64, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2)                            \
+  MLX_CUDA_FLASH_32(EACH, 128, .head_dim = 128, .v_head_dim = 128, .keys = 32, .warps = 4, .row_tiles = 2, .blocks = 1)            \
+  MLX_CUDA_FLASH_32(EACH, 256, .head_dim = 256, .v_head_dim = 256, .keys = 32, .warps = 8, .blocks = 1)                            \
+  MLX_CUDA_FLASH_32(EACH, 64_general, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2, .general = true)   \
+  MLX_CUDA_FLASH_32(                                                                                                               \
+      EACH, 128_general, .head_dim = 128, .v_head_dim = 128, .keys = 32, .warps = 4, .row_tiles = 2, .general = true, .blocks = 1) \
+  MLX_CUDA_FLASH_32(EACH, 256_general, .head_dim = 256, .v_head_dim = 256, .keys = 32, .warps = 8, .general = true, .blocks = 1)   \
+  MLX_CUDA_FLASH_32(NOT_SM90, 256_small, .head_dim = 256, .v_head_dim = 256, .keys = 32, .warps = 2, .general = true, .blocks = 1)
+#define MLX_CUDA_FLASH_16(EACH, width, ...)                        \
+  EACH(flash_float16_##width, float16, .itemsize = 2, __VA_ARGS__) \
+  EACH(flash_bfloat16_##width, bfloat16, .itemsize = 2, __VA_ARGS__)
+#define MLX_CUDA_FLASH_32(EACH, width, ...) EACH(flash_float32_##width, float32, .itemsize = 4, __VA_ARGS__)
 
 // What a kernel of flash_sm90.cu takes: neither mask nor softcap, a softcap, a mask with or without one, or an additive mask that
 // the copy engine reads, without softcap, sinks and logarithms.
@@ -100,10 +110,9 @@ enum class FlashKind { plain, capped, general, biased };
 
 // What a kernel of flash_sm90.cu is made for: operands of 16 bits, in a ring of stages.
 struct FlashSm90Shape {
-  int head_dim;         // of queries, keys and values, at most
-  int keys;             // of a tile
-  int consumers;        // warpgroups of 64 rows each
-  bool biased = false;  // there is room for tiles of an additive mask
+  int head_dim;   // of queries, keys and values, at most
+  int keys;       // of a tile
+  int consumers;  // warpgroups of 64 rows each
 
   static constexpr int kStages = 2;
 
@@ -129,11 +138,20 @@ struct FlashSm90Shape {
   }
 };
 
-// The narrowest first. BIASED: those with a kernel of that kind.
-#define MLX_CUDA_FLASH_SM90(BIASED, UNBIASED)                \
-  BIASED(64, .head_dim = 64, .keys = 128, .consumers = 3)    \
-  BIASED(128, .head_dim = 128, .keys = 128, .consumers = 2)  \
-  UNBIASED(192, .head_dim = 192, .keys = 96, .consumers = 2) \
-  UNBIASED(256, .head_dim = 256, .keys = 64, .consumers = 2)
+// flash_sm90.cu. EACH(name, dtype, kind, the shape's members...), the narrowest first.
+#define MLX_CUDA_FLASH_SM90_KERNELS(EACH)                                  \
+  MLX_CUDA_FLASH_SM90_UNBIASED(EACH, 64, .keys = 128, .consumers = 3)      \
+  MLX_CUDA_FLASH_SM90_KIND(EACH, 64, biased, .keys = 128, .consumers = 3)  \
+  MLX_CUDA_FLASH_SM90_UNBIASED(EACH, 128, .keys = 128, .consumers = 2)     \
+  MLX_CUDA_FLASH_SM90_KIND(EACH, 128, biased, .keys = 128, .consumers = 2) \
+  MLX_CUDA_FLASH_SM90_UNBIASED(EACH, 192, .keys = 96, .consumers = 2)      \
+  MLX_CUDA_FLASH_SM90_UNBIASED(EACH, 256, .keys = 64, .consumers = 2)
+#define MLX_CUDA_FLASH_SM90_UNBIASED(EACH, width, ...)       \
+  MLX_CUDA_FLASH_SM90_KIND(EACH, width, plain, __VA_ARGS__)  \
+  MLX_CUDA_FLASH_SM90_KIND(EACH, width, capped, __VA_ARGS__) \
+  MLX_CUDA_FLASH_SM90_KIND(EACH, width, general, __VA_ARGS__)
+#define MLX_CUDA_FLASH_SM90_KIND(EACH, width, kind, ...)                              \
+  EACH(flash_float16_##width##_##kind, float16, kind, .head_dim = width, __VA_ARGS__) \
+  EACH(flash_bfloat16_##width##_##kind, bfloat16, kind, .head_dim = width, __VA_ARGS__)
 
 }  // namespace mlx_cuda

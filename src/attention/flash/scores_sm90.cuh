@@ -51,7 +51,7 @@ __device__ inline void add_bias(
 // Adds tiles of an additive mask, as the copy engine leaves them in shared memory, to the scores of this thread's two rows: 64
 // columns of all rows of the block, each row 128 bytes whose eighths are swizzled, after another.
 //
-// Scores stay raw, which costs the least, where a row's largest number is moderate and surely seen. Elsewhere (`careful`) they come
+// Scores stay raw, which costs the least, where a row's largest number is moderate and surely seen. Elsewhere (`scaled`) they come
 // out in units of log2(e), in which even the lowest numbers are compared exactly.
 template <typename T, int KN, int Rows>
 struct TileBias {
@@ -60,7 +60,7 @@ struct TileBias {
   float unit;
   float factor;
   float shift[2];
-  bool careful;  // the same for a warp
+  bool scaled;  // the same for a warp
 
   TileBias() = default;
   __device__ TileBias(const FlashParams& p, const Place& place, const int (&rows)[2]) {
@@ -75,25 +75,25 @@ struct TileBias {
       shift[i] = mask_shift(p, place.batch, place.head, min(rows[i], place.rows - 1));
     }
     const bool partly_seen = p.window_left >= 0 || p.window_right >= 0 || p.starts || p.ends;
-    careful = __any_sync(~0u, partly_seen || shift[0] != 0 || shift[1] != 0);
+    scaled = __any_sync(~0u, partly_seen || shift[0] != 0 || shift[1] != 0);
   }
 
   // Before any score. Raw ones of large numbers have rounding errors as large as these: until a moderate number comes, weights
   // may be anything finite.
   __device__ float first_peak() const {
-    return careful ? -kInfinity : -536870912.0f / unit;
+    return scaled ? -kInfinity : -536870912.0f / unit;
   }
 
   // In which the scores come out.
   __device__ float unit_of_scores() const {
-    return careful ? 1.0f : unit;
+    return scaled ? 1.0f : unit;
   }
 
   __device__ void add(float (&scores)[KN / 2], const char* tile) const {
-    careful ? add<true>(scores, tile) : add<false>(scores, tile);
+    scaled ? add<true>(scores, tile) : add<false>(scores, tile);
   }
   __device__ void add_nothing(float (&scores)[KN / 2]) const {
-    if (careful) {
+    if (scaled) {
 #pragma unroll
       for (int i = 0; i < KN / 2; ++i) {
         scores[i] *= unit;
@@ -102,7 +102,7 @@ struct TileBias {
   }
 
  private:
-  template <bool Careful>
+  template <bool Scaled>
   __device__ void add(float (&scores)[KN / 2], const char* tile) const {
     const unsigned first = shared_address(tile) + offset;
 #pragma unroll
@@ -110,15 +110,15 @@ struct TileBias {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float2 bias = unpack(load4_shared((first ^ j % 8 * 16) + j / 8 * Rows * 128 + i * half), T{});
-        put<Careful>(scores[j * 4 + i * 2], bias.x, i);
-        put<Careful>(scores[j * 4 + i * 2 + 1], bias.y, i);
+        put<Scaled>(scores[j * 4 + i * 2], bias.x, i);
+        put<Scaled>(scores[j * 4 + i * 2 + 1], bias.y, i);
       }
     }
   }
 
-  template <bool Careful>
+  template <bool Scaled>
   __device__ void put(float& score, float bias, int i) const {
-    if constexpr (Careful) {
+    if constexpr (Scaled) {
       score = bias == -kInfinity ? bias : nan_max(fmaf(kLog2e, bias - shift[i], score * unit), -kLargest);
     } else {
       score = fmaf(bias, factor, score);

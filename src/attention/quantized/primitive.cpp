@@ -4,9 +4,9 @@
 #include "attention/decode/launch.h"
 #include "attention/decode/quantized_params.h"
 #include "attention/primitive.h"
-#include "runtime/early.h"
 #include "runtime/lanes.h"
 #include "runtime/memory.h"
+#include "runtime/pdl.h"
 
 #include <mlx/ops.h>
 
@@ -155,7 +155,7 @@ class QuantizedDecode final : public Stateful<State> {
     params.values = operand(from.values, node);
     take_lane(encoder);
     CUfunction kernel = module_of(plan.engine).function(plan.kernel);
-    begins_early(kernel);
+    enable_pdl(kernel);
     node.launch(kernel, plan.grid, plan.warps * 32, static_cast<unsigned>(plan.shared_bytes), params);
   }
 

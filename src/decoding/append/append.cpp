@@ -1,12 +1,12 @@
 #include "decoding/append/append.h"
 
 #include "decoding/append/params.h"
-#include "decoding/graph/recorded.h"
+#include "decoding/graph/step_primitive.h"
 #include "runtime/device_code.h"
-#include "runtime/early.h"
 #include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
+#include "runtime/pdl.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -21,9 +21,9 @@ namespace {
 KernelModule kernels("step");
 constexpr auto kQuantized = std::to_array<KernelRow<std::string_view, int>>({MLX_CUDA_STEP_APPEND_KERNELS(MLX_CUDA_KERNEL_ROW)});
 
-class Append final : public Recorded {
+class Append final : public StepPrimitive {
  public:
-  using Recorded::Recorded;
+  using StepPrimitive::StepPrimitive;
 
   const char* name() const override {
     return kCacheAppend;
@@ -59,9 +59,9 @@ class Append final : public Recorded {
   }
 };
 
-class QuantizedAppend final : public Recorded {
+class QuantizedAppend final : public StepPrimitive {
  public:
-  QuantizedAppend(const mx::Stream& stream, int group, int bits) : Recorded(stream), group_(group), bits_(bits) {}
+  QuantizedAppend(const mx::Stream& stream, int group, int bits) : StepPrimitive(stream), group_(group), bits_(bits) {}
 
   const char* name() const override {
     return kQuantizedCacheAppend;
@@ -89,7 +89,7 @@ class QuantizedAppend final : public Recorded {
       params.distances[i][1] = rows[i].strides(1);
     }
     CUfunction kernel = kernels.function(kernel_for(kQuantized, type_name(rows[0].dtype()), bits_));
-    begins_early(kernel);
+    enable_pdl(kernel);
     const int warps = 2 * params.batch * params.heads;
     node.launch(kernel, dim3(ceil_div(warps, QuantizedAppendParams::kWarps)), 32 * QuantizedAppendParams::kWarps, 0, params);
   }
@@ -99,9 +99,9 @@ class QuantizedAppend final : public Recorded {
   int bits_;
 };
 
-class Replace final : public Recorded {
+class Replace final : public StepPrimitive {
  public:
-  Replace(const mx::Stream& stream, std::vector<mx::array> to) : Recorded(stream), to_(std::move(to)) {}
+  Replace(const mx::Stream& stream, std::vector<mx::array> to) : StepPrimitive(stream), to_(std::move(to)) {}
 
   const char* name() const override {
     return kCacheReplace;

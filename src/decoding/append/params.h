@@ -1,4 +1,4 @@
-// What the kernels around a recorded step take by value.
+// What the kernels around a captured step take by value.
 #pragma once
 
 namespace mlx_cuda {

@@ -1,4 +1,4 @@
-// The inputs of a recorded step, and what it leaves in its caches.
+// The inputs of a captured step, and what it leaves in its caches.
 #include "decoding/append/params.h"
 #include "decoding/append/quantized_row.cuh"
 #include "device/numbers.cuh"
@@ -67,7 +67,7 @@ __device__ inline void append(const AppendParams& p) {
 // By a warp for each row.
 template <typename T, int Bits>
 __device__ inline void append_quantized(const QuantizedAppendParams& p) {
-  begin_early();
+  begin_pdl();
   const int index = blockIdx.x * QuantizedAppendParams::kWarps + threadIdx.x / 32;
   const int rows = p.batch * p.heads;
   if (index >= 2 * rows) {

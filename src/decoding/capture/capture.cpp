@@ -41,9 +41,9 @@ void Step::capture(Plan& plan, const mx::array& tokens, const std::vector<Place>
   try {
     leave_alone(true);
     begin(tokens, places, encoder.stream());
-    recording_ = true;
+    capturing_ = true;
     encode(plan);
-    recording_ = false;
+    capturing_ = false;
     make_executable(take_graph(encoder));
     if (executable_) {
       MLX_CUDA_CHECK(cuGraphLaunch(executable_, encoder.stream()));
@@ -51,7 +51,7 @@ void Step::capture(Plan& plan, const mx::array& tokens, const std::vector<Place>
     leave_alone(false);
     encoder.synchronize();
   } catch (...) {
-    recording_ = false;
+    capturing_ = false;
     EncodedGraph dropped;  // whose memory is given back once the stream has nothing left that uses it
     try {
       dropped = take_graph(encoder);
@@ -69,7 +69,7 @@ void Step::encode(const Plan& plan) {
     for (const mx::array& array : arrays) {
       hold(array);
       if (const auto* buffer = buffer_of(array)) {
-        recorded_at_.emplace_back(buffer, buffer->data);
+        captured_at_.emplace_back(buffer, buffer->data);
       }
     }
   }

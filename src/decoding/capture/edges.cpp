@@ -1,7 +1,7 @@
 #include "decoding/capture/edges.h"
 
 #include "runtime/device_code.h"
-#include "runtime/early.h"
+#include "runtime/pdl.h"
 #include "runtime/status.h"
 
 #include <algorithm>
@@ -15,15 +15,15 @@ namespace mlx_cuda {
 
 namespace {
 
-bool is_kernel(CUgraphNode node, bool that_begins_early) {
+bool is_kernel(CUgraphNode node, bool with_pdl) {
   CUgraphNodeType type{};
   MLX_CUDA_CHECK(cuGraphNodeGetType(node, &type));
-  if (type != CU_GRAPH_NODE_TYPE_KERNEL || !that_begins_early) {
+  if (type != CU_GRAPH_NODE_TYPE_KERNEL || !with_pdl) {
     return type == CU_GRAPH_NODE_TYPE_KERNEL;
   }
   CUDA_KERNEL_NODE_PARAMS params{};
   MLX_CUDA_CHECK(cuGraphKernelNodeGetParams(node, &params));
-  return can_begin_early(params.func);
+  return has_pdl(params.func);
 }
 
 // The form of cuGraphAddDependencies that takes the edges' data, which drivers have from CUDA 12.3 on; null without it.
@@ -38,7 +38,7 @@ AddDependencies with_data() {
   return found;
 }
 
-// Edges without those that others imply. These would make forks of a chain, whose kernels do not begin early. Edges to a node lie
+// Edges without those that others imply. These would make forks of a chain, whose kernels PDL would not reach. Edges to a node lie
 // before those from it.
 std::vector<std::pair<CUgraphNode, CUgraphNode>> reduced(const std::vector<CUgraphNode>& from, const std::vector<CUgraphNode>& to) {
   std::unordered_map<CUgraphNode, std::size_t> indices;
@@ -73,11 +73,11 @@ std::vector<std::pair<CUgraphNode, CUgraphNode>> reduced(const std::vector<CUgra
 
 void add_edges(CUgraph graph, const std::vector<CUgraphNode>& from, const std::vector<CUgraphNode>& to) {
   for (const auto& [first, second] : reduced(from, to)) {
-    CUgraphEdgeData early{};
-    early.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
-    early.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
+    CUgraphEdgeData pdl{};
+    pdl.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+    pdl.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
     if (with_data() && is_hopper() && is_kernel(second, true) && is_kernel(first, false)) {
-      MLX_CUDA_CHECK(with_data()(graph, &first, &second, &early, 1));
+      MLX_CUDA_CHECK(with_data()(graph, &first, &second, &pdl, 1));
     } else {
 #if CUDA_VERSION >= 13000
       MLX_CUDA_CHECK(cuGraphAddDependencies(graph, &first, &second, nullptr, 1));

@@ -8,7 +8,7 @@
 namespace mlx_cuda {
 
 // Adds edges between nodes of a graph. Where the later kernel waits itself, it may begin before the earlier one has ended
-// (runtime/early.h).
+// (runtime/pdl.h).
 void add_edges(CUgraph graph, const std::vector<CUgraphNode>& from, const std::vector<CUgraphNode>& to);
 
 }  // namespace mlx_cuda

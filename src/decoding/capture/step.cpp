@@ -4,7 +4,7 @@
 #include "decoding/append/append.h"
 #include "decoding/graph/capture_error.h"
 #include "decoding/graph/plan.h"
-#include "decoding/graph/recorded.h"
+#include "decoding/graph/step_primitive.h"
 #include "runtime/device_code.h"
 #include "runtime/memory.h"
 #include "runtime/mlx_internals.h"
@@ -27,11 +27,11 @@ KernelModule kernels("step");
 
 }  // namespace
 
-// An array whose value is there while its step is recorded.
-class Placed final : public Recorded {
+// An array whose value is there while its step is captured.
+class Placed final : public StepPrimitive {
  public:
   Placed(const mx::Stream& stream, std::weak_ptr<Step> step, mx::array value)
-      : Recorded(stream), step_(std::move(step)), value_(std::move(value)) {}
+      : StepPrimitive(stream), step_(std::move(step)), value_(std::move(value)) {}
 
   const char* name() const override {
     return kStepInput;
@@ -39,7 +39,7 @@ class Placed final : public Recorded {
 
   void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
     const auto step = step_.lock();
-    if (!step || !step->recording_) {
+    if (!step || !step->capturing_) {
       throw CaptureError("[decode_step] The model reads a token or its place on the host.");
     }
     outputs[0].copy_shared_buffer(value_);
@@ -50,11 +50,11 @@ class Placed final : public Recorded {
   const mx::array value_;
 };
 
-// The launch of a recorded step.
-class Replay final : public Recorded {
+// The launch of a captured step.
+class Replay final : public StepPrimitive {
  public:
   Replay(const mx::Stream& stream, std::shared_ptr<Step> step, std::vector<Place> places)
-      : Recorded(stream), step_(std::move(step)), places_(std::move(places)) {}
+      : StepPrimitive(stream), step_(std::move(step)), places_(std::move(places)) {}
 
   const char* name() const override {
     return "DecodeStep";
@@ -159,7 +159,7 @@ mx::array Step::where(int place) const {
 
 mx::array Step::table(int place) {
   if (!table_) {
-    throw std::invalid_argument("[decode_step] The recorded step has no pages.");
+    throw std::invalid_argument("[decode_step] The captured step has no pages.");
   }
   return placed(part(*table_, place, 0, {tokens_.shape(0), pages_->columns}));
 }
@@ -178,7 +178,7 @@ void Step::set_sequences(const mx::array& sequences, const std::optional<mx::arr
     return given.shape() == own.shape() && given.dtype() == mx::int32;
   };
   if (!fits(sequences, sequences_) || table.has_value() != next_table_.has_value() || (table && !fits(*table, *next_table_))) {
-    throw std::invalid_argument("[decode_step] Sequences do not fit the recorded step.");
+    throw std::invalid_argument("[decode_step] Sequences do not fit the captured step.");
   }
   const auto settled = [&](const mx::array& given) {  // which waits for nothing where the host made it
     mx::array out = given.is_available() && given.flags().row_contiguous ? given : mx::contiguous(given, false, stream_);
@@ -253,7 +253,7 @@ mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places
   const bool fits = tokens.shape() == tokens_.shape() || (pages_ && tokens.ndim() == 2 && tokens.shape(1) == 1 &&
                                                           tokens.size() > 0 && tokens.shape(0) < tokens_.shape(0));
   if (result_.empty() || !fits || tokens.dtype() != tokens_.dtype() || static_cast<int>(places.size()) != count_) {
-    throw CaptureError("[decode_step] The call does not fit the recorded step.");
+    throw CaptureError("[decode_step] The call does not fit the captured step.");
   }
   // What the tokens are computed from is the caller's: where MLX fails to, it drops kernels of arrays that it holds for evaluated,
   // so nobody may go on with them, and the error is the caller's, too.
@@ -392,7 +392,7 @@ void Step::clear(const std::vector<std::optional<int>>& rows) {
 }
 
 bool Step::moved() const {
-  return std::any_of(recorded_at_.begin(), recorded_at_.end(), [](const auto& each) { return each.first->data != each.second; });
+  return std::any_of(captured_at_.begin(), captured_at_.end(), [](const auto& each) { return each.first->data != each.second; });
 }
 
 // Whether so many hold each of the arrays that were given away, and nobody has another one of its memory.

@@ -1,7 +1,7 @@
-// One decoding step of a model as one executable graph: recorded once, then launched for each token.
+// One decoding step of a model as one executable graph: captured once, then launched for each token.
 //
 // The model's own code builds the graph of a step from arrays of this class: tokens, places of the caches, and caches to which a
-// kernel appends. Recording evaluates that graph node by node on MLX's encoder, so that its kernels, or ours, become nodes of one
+// kernel appends. Capturing evaluates that graph node by node on MLX's encoder, so that its kernels, or ours, become nodes of one
 // CUDA graph, which is kept together with all memory that it touches.
 #pragma once
 
@@ -47,7 +47,7 @@ class Step : public std::enable_shared_from_this<Step> {
   Step& operator=(const Step&) = delete;
   ~Step();
 
-  // Arrays that have a value only where a recorded step runs: evaluating them elsewhere is an error.
+  // Arrays that have a value only where a captured step runs: evaluating them elsewhere is an error.
   mx::array tokens();            // [batch, 1]
   mx::array offset(int place);   // int32 []
   mx::array row(int place);      // int32 []
@@ -78,7 +78,7 @@ class Step : public std::enable_shared_from_this<Step> {
   // where it cannot be captured (capture_error.h).
   void record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places);
 
-  // The result for others, begun at once. `stream` may be another than the one it was recorded on, unless it has sums. In pages
+  // The result for others, begun at once. `stream` may be another than the one it was captured on, unless it has sums. In pages
   // there may be fewer tokens than the batch has, whose rows of the result are then garbage.
   mx::array replay(const mx::array& tokens, const std::vector<Place>& places, const mx::Stream& stream);
 
@@ -97,10 +97,10 @@ class Step : public std::enable_shared_from_this<Step> {
   bool has_arrays_left() const {
     return made_.any_left();
   }
-  // Whether MLX has put a weight or a cache elsewhere since it was recorded, as it does where the host reads one.
+  // Whether MLX has put a weight or a cache elsewhere since it was captured, as it does where the host reads one.
   bool moved() const;
 
-  // Whether it has sums over GPUs, whose memory is of the stream that it was recorded on; and has these leave the others alone.
+  // Whether it has sums over GPUs, whose memory is of the stream that it was captured on; and has these leave the others alone.
   bool has_sums() const {
     return !peers_.empty();
   }
@@ -109,7 +109,7 @@ class Step : public std::enable_shared_from_this<Step> {
   std::size_t nodes() const {
     return nodes_;
   }
-  // How many of which primitives were recorded.
+  // How many of which primitives were captured.
   const std::map<std::string, int>& primitives() const {
     return primitives_;
   }
@@ -140,13 +140,13 @@ class Step : public std::enable_shared_from_this<Step> {
   std::optional<mx::array> table_{};       // where kernels read it
   std::optional<mx::array> next_table_{};  // what is put there
   int count_;
-  bool recording_ = false;
+  bool capturing_ = false;
   std::vector<mx::array> written_{};  // by what `finish` gave
   std::vector<mx::array> shared_{};
-  std::vector<mx::array> result_{};  // one, once it is recorded
+  std::vector<mx::array> result_{};  // one, once it is captured
   std::vector<mx::array> last_{};    // what was begun last: whoever reads a cache waits for it
   std::unordered_set<std::shared_ptr<mx::array::Data>> memory_{};
-  std::vector<std::pair<const mx::cu::CudaBuffer*, const void*>> recorded_at_{};  // what others hold too, and may have moved
+  std::vector<std::pair<const mx::cu::CudaBuffer*, const void*>> captured_at_{};  // what others hold too, and may have moved
   Lifetimes made_{};                                                              // of the arrays of the captured graph
   bool launched_ = false;  // the last replay's graph, whatever failed after it
   std::set<std::shared_ptr<const Peers>> peers_{};

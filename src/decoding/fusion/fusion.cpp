@@ -28,7 +28,7 @@ namespace {
 
 // The products that read the same array, and the norm before them.
 struct Siblings {
-  std::vector<OneGemv> products;
+  std::vector<OneGemv> gemvs;
   mx::array x;
   std::optional<mx::array> norm{};
   float eps = 0;
@@ -54,16 +54,16 @@ class Fusion {
         convolutions.push_back(&item);
       } else if (item.name == kAllSum) {
         sums.push_back(&item);
-      } else if (auto product = gemv_of(item.outputs[0])) {
-        const mx::array x = source_of(plan_, product->x);
-        if (product->chosen) {
-          product->chosen = source_of(plan_, *product->chosen);
+      } else if (auto gemv = gemv_of(item.outputs[0])) {
+        const mx::array x = source_of(plan_, gemv->x);
+        if (gemv->chosen) {
+          gemv->chosen = source_of(plan_, *gemv->chosen);
         }
         const auto [at, first] = all.try_emplace(x.id(), Siblings{{}, x});
         if (first) {
           order.push_back(x.id());
         }
-        at->second.products.push_back(std::move(*product));
+        at->second.gemvs.push_back(std::move(*gemv));
       }
     }
     for (const std::uintptr_t id : order) {
@@ -96,12 +96,12 @@ class Fusion {
   // The norm that gives their x, if they are all that read it.
   void take_norm(Siblings& siblings) const {
     const Item* norm = given_by(plan_, siblings.x, "RMSNorm");
-    if (!norm || reads_of(plan_, siblings.x) != siblings.products.size()) {
+    if (!norm || reads_of(plan_, siblings.x) != siblings.gemvs.size()) {
       return;
     }
     const mx::array& weight = norm->inputs[1];
-    const OneGemv& first = siblings.products[0];
-    const bool alike = std::all_of(siblings.products.begin(), siblings.products.end(), [&](const OneGemv& other) {
+    const OneGemv& first = siblings.gemvs[0];
+    const bool alike = std::all_of(siblings.gemvs.begin(), siblings.gemvs.end(), [&](const OneGemv& other) {
       return other.inner == first.inner && other.out.dtype() == weight.dtype() && !other.each_its_row();
     });
     if (!alike || weight.ndim() != 1 || weight.shape(0) != first.inner || norm->inputs[0].shape(-1) != first.inner ||
@@ -115,27 +115,27 @@ class Fusion {
 
   void fuse(const Siblings& siblings) {
     std::vector<OneGemv> rest;
-    std::vector<bool> taken(siblings.products.size());
-    for (std::size_t i = 0; i < siblings.products.size(); ++i) {
+    std::vector<bool> taken(siblings.gemvs.size());
+    for (std::size_t i = 0; i < siblings.gemvs.size(); ++i) {
       if (!taken[i]) {
         gated(siblings, i, taken);
       }
     }
-    for (std::size_t i = 0; i < siblings.products.size(); ++i) {
-      const OneGemv& product = siblings.products[i];
-      if (!taken[i] && !summed(siblings, product) && !added(siblings, product) && !product.each_its_row()) {
-        rest.push_back(product);
+    for (std::size_t i = 0; i < siblings.gemvs.size(); ++i) {
+      const OneGemv& gemv = siblings.gemvs[i];
+      if (!taken[i] && !summed(siblings, gemv) && !added(siblings, gemv) && !gemv.each_its_row()) {
+        rest.push_back(gemv);
       }
     }
     while (!rest.empty()) {
       GemvCall call = calls(siblings);
-      for (auto product = rest.begin(); product != rest.end() && call.parts.size() < GemvParams::kMostParts;) {
-        if (call.parts.empty() || call.parts[0].same_kind(*product)) {
-          call.outputs.push_back(product->out);
-          call.parts.push_back(std::move(*product));
-          product = rest.erase(product);
+      for (auto gemv = rest.begin(); gemv != rest.end() && call.parts.size() < GemvParams::kMostParts;) {
+        if (call.parts.empty() || call.parts[0].same_kind(*gemv)) {
+          call.outputs.push_back(gemv->out);
+          call.parts.push_back(std::move(*gemv));
+          gemv = rest.erase(gemv);
         } else {
-          ++product;
+          ++gemv;
         }
       }
       replace(call);
@@ -152,15 +152,15 @@ class Fusion {
 
   // Two of them and the gate that is all that reads them.
   void gated(const Siblings& siblings, std::size_t index, std::vector<bool>& taken) {
-    const auto& products = siblings.products;
+    const auto& gemvs = siblings.gemvs;
     const auto place_of = [&](const mx::array& out) {
-      const auto same = [&](const OneGemv& product) { return product.out.id() == out.id(); };
-      return static_cast<std::size_t>(std::find_if(products.begin(), products.end(), same) - products.begin());
+      const auto same = [&](const OneGemv& gemv) { return gemv.out.id() == out.id(); };
+      return static_cast<std::size_t>(std::find_if(gemvs.begin(), gemvs.end(), same) - gemvs.begin());
     };
-    const auto gate = gates_.read_by(products[index].out, [&](const mx::array& one, const mx::array& other) {
+    const auto gate = gates_.read_by(gemvs[index].out, [&](const mx::array& one, const mx::array& other) {
       const std::size_t places[2] = {place_of(one), place_of(other)};
-      return std::max(places[0], places[1]) < products.size() && products[places[0]].same_kind(products[places[1]]) &&
-             products[places[0]].columns == products[places[1]].columns && !products[places[0]].each_its_row();
+      return std::max(places[0], places[1]) < gemvs.size() && gemvs[places[0]].same_kind(gemvs[places[1]]) &&
+             gemvs[places[0]].columns == gemvs[places[1]].columns && !gemvs[places[0]].each_its_row();
     });
     if (!gate) {
       return;
@@ -168,7 +168,7 @@ class Fusion {
     GemvCall call = calls(siblings);
     for (const mx::array& out : {gate->gate, gate->up}) {
       taken[place_of(out)] = true;
-      call.parts.push_back(products[place_of(out)]);
+      call.parts.push_back(gemvs[place_of(out)]);
     }
     call.epilogue = gate->activation;
     call.outputs = {gate->out};
@@ -176,46 +176,45 @@ class Fusion {
   }
 
   // Experts' products of a row each, the scores that they are multiplied by, and their sum.
-  bool summed(const Siblings& siblings, const OneGemv& product) {
-    const Item* multiply = product.each_its_row() ? reader_of(plan_, product.out) : nullptr;
+  bool summed(const Siblings& siblings, const OneGemv& gemv) {
+    const Item* multiply = gemv.each_its_row() ? reader_of(plan_, gemv.out) : nullptr;
     const Item* sum = multiply && multiply->name == "Multiply" ? reader_of(plan_, multiply->outputs[0]) : nullptr;
     if (!sum || sum->name != "Sum") {
       return false;
     }
     const mx::array& scored = multiply->outputs[0];
     const auto [kind, axes] = static_cast<const mx::Reduce&>(sum->outputs[0].primitive()).state();
-    const bool first = source_of(plan_, multiply->inputs[0]).id() == product.out.id();
+    const bool first = source_of(plan_, multiply->inputs[0]).id() == gemv.out.id();
     const Item* broadcast = given_by(plan_, multiply->inputs[first ? 1 : 0], "Broadcast");
     const int last = static_cast<int>(scored.ndim()) - 1;
-    if (!broadcast || last < 1 || axes != std::vector<int>{last - 1} || scored.shape(last) != product.columns ||
-        scored.shape(last - 1) != product.count() || scored.size() != product.out.size() ||
-        sum->inputs[0].shape() != scored.shape()) {
+    if (!broadcast || last < 1 || axes != std::vector<int>{last - 1} || scored.shape(last) != gemv.columns ||
+        scored.shape(last - 1) != gemv.count() || scored.size() != gemv.out.size() || sum->inputs[0].shape() != scored.shape()) {
       return false;
     }
     const mx::array& column = broadcast->inputs[0];
     const mx::array scores = source_of(plan_, column);
-    if (column.shape(-1) != 1 || column.size() != static_cast<std::size_t>(product.count()) ||
-        scores.dtype() != product.out.dtype() || sum->outputs[0].dtype() != product.out.dtype()) {
+    if (column.shape(-1) != 1 || column.size() != static_cast<std::size_t>(gemv.count()) || scores.dtype() != gemv.out.dtype() ||
+        sum->outputs[0].dtype() != gemv.out.dtype()) {
       return false;
     }
     GemvCall call = calls(siblings);
-    call.parts = {product};
+    call.parts = {gemv};
     call.factors = scores;
     if (!add_to(call, sum->outputs[0])) {
       call.outputs = sum->outputs;
     }
     replace(call);
-    if (auto router = router_item(plan_, *product.chosen, scores)) {
+    if (auto router = router_item(plan_, *gemv.chosen, scores)) {
       plan_.replace(std::move(*router));
     }
     return true;
   }
 
   // One of them and the addition that reads it and is all that does.
-  bool added(const Siblings& siblings, const OneGemv& product) {
+  bool added(const Siblings& siblings, const OneGemv& gemv) {
     GemvCall call = calls(siblings);
-    call.parts = {product};
-    if (product.chosen || !add_to(call, product.out)) {
+    call.parts = {gemv};
+    if (gemv.chosen || !add_to(call, gemv.out)) {
       return false;
     }
     replace(call);

@@ -67,7 +67,7 @@ Plan::Plan(const mx::array& result) : result_(result) {
     }
     const bool needed =
         name == kStepInput || std::any_of(inputs.begin(), inputs.end(), [&](const mx::array& in) { return depends.at(in.id()); });
-    if (talks(name) || (name == kAllSum && !needed)) {  // a recording is made, and compared, whatever other processes do
+    if (talks(name) || (name == kAllSum && !needed)) {  // a capture is made, and compared, whatever other processes do
       throw std::invalid_argument("[decode_step] The model sends to other processes, by " + std::string(name) + ".");
     }
     for (const mx::array& out : array.outputs()) {
@@ -83,7 +83,7 @@ Plan::Plan(const mx::array& result) : result_(result) {
       }
     }
     // Primitives of a compiled function keep the stream of its first call, and are encoded on another one, which nobody else sees
-    // meanwhile: the rest of them are the recorded call's alone, and MLX's cache of compiled functions is of a thread; one that
+    // meanwhile: the rest of them are the captured call's alone, and MLX's cache of compiled functions is of a thread; one that
     // records is in here, under the lock of capture.py.
     replace({array.primitive().name(), inputs, array.outputs(), [array](const mx::Stream& stream) { encode_on(array, stream); }});
     for (const mx::array& in : inputs) {

@@ -1,4 +1,4 @@
-// What a recorded step computes: the part of MLX's graph that depends on its inputs, in pieces that others may take the place of.
+// What a captured step computes: the part of MLX's graph that depends on its inputs, in pieces that others may take the place of.
 #pragma once
 
 #include <mlx/array.h>

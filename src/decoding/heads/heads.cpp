@@ -4,10 +4,10 @@
 #include "decoding/graph/views.h"
 #include "decoding/heads/params.h"
 #include "runtime/device_code.h"
-#include "runtime/early.h"
 #include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
+#include "runtime/pdl.h"
 
 #include <mlx/fast_primitives.h>
 
@@ -167,7 +167,7 @@ Item heads_item(const HeadsCall& call) {
             const std::string dtype = type_name(call.queries.out.dtype());
             CUfunction kernel =
                 kernels.function(call.form ? kernel_for(kQuantized, dtype, call.form->bits) : kernel_for(kPlain, dtype));
-            begins_early(kernel);
+            enable_pdl(kernel);
             const int all = params.batch * (params.heads[0] + 2 * params.heads[1]);
             const dim3 grid(ceil_div(all, HeadsParams::kWarps));
             if (call.form) {

@@ -3,10 +3,10 @@
 #include "decoding/graph/views.h"
 #include "decoding/router/params.h"
 #include "runtime/device_code.h"
-#include "runtime/early.h"
 #include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
+#include "runtime/pdl.h"
 
 #include <mlx/primitives.h>
 
@@ -107,7 +107,7 @@ std::optional<Item> router_item(const Plan& plan, const mx::array& chosen, const
                 filled.scores = node.writes(results[1]);
                 static KernelModule kernels("router");
                 CUfunction kernel = kernels.function(kernel_for(kKernels, type_name(scores.dtype())));
-                begins_early(kernel);
+                enable_pdl(kernel);
                 node.launch(kernel, dim3(1), ceil_div(filled.experts, 32) * 32, 0, filled);
               }};
 }

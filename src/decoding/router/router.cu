@@ -13,7 +13,7 @@ template <typename T>
 __device__ inline void route(const RouterParams& p) {
   __shared__ float scores[RouterParams::kMostExperts];
   __shared__ float memory[RouterParams::kMostExperts / 32];
-  begin_early();
+  begin_pdl();
   const int expert = threadIdx.x;
   const bool there = expert < p.experts;
   float score = there ? to_float(static_cast<const T*>(p.logits)[expert]) : -kInfinity;

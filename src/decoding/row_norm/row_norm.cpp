@@ -3,10 +3,10 @@
 #include "decoding/graph/views.h"
 #include "decoding/row_norm/params.h"
 #include "runtime/device_code.h"
-#include "runtime/early.h"
 #include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
+#include "runtime/pdl.h"
 
 #include <mlx/fast_primitives.h>
 
@@ -18,12 +18,12 @@ namespace {
 
 constexpr auto kKernels = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_ROW_NORM_KERNELS(MLX_CUDA_KERNEL_ROW)});
 
-// The one number that a product multiplies an array by.
-std::optional<mx::array> factor_of(const Plan& plan, const Item& product, const mx::array& of) {
-  if (product.name != "Multiply" || product.outputs[0].shape() != of.shape()) {
+// The one number that an array is multiplied by.
+std::optional<mx::array> factor_of(const Plan& plan, const Item& multiply, const mx::array& of) {
+  if (multiply.name != "Multiply" || multiply.outputs[0].shape() != of.shape()) {
     return std::nullopt;
   }
-  const mx::array& other = product.inputs[product.inputs[0].id() == of.id() ? 1 : 0];
+  const mx::array& other = multiply.inputs[multiply.inputs[0].id() == of.id() ? 1 : 0];
   const bool is_one = !plan.giver(other) && other.data_size() == 1 && other.dtype() == of.dtype();
   return is_one ? std::optional(other) : std::nullopt;
 }
@@ -74,7 +74,7 @@ std::optional<Item> row_norm_item(const Plan& plan, const Item& norm) {
                 params.eps = eps;
                 static KernelModule kernels("row_norm");
                 CUfunction kernel = kernels.function(kernel_for(kKernels, type_name(out.dtype())));
-                begins_early(kernel);
+                enable_pdl(kernel);
                 node.launch(kernel, dim3(out.size() / inner), ceil_div(inner / piece, 32) * 32, 0, params);
               }};
 }

@@ -6,9 +6,9 @@
 #include "decoding/token/params.h"
 #include "device/numbers.cuh"
 #include "runtime/device_code.h"
-#include "runtime/early.h"
 #include "runtime/kernel_table.h"
 #include "runtime/memory.h"
+#include "runtime/pdl.h"
 
 #include <utility>
 
@@ -61,7 +61,7 @@ void launch(HeadsCall call, AttentionArrays in, const AttentionOptions& options,
   static KernelModule kernels("token_sm90");
   static constexpr auto table = std::to_array<KernelRow<std::string_view, int>>({MLX_CUDA_TOKEN_KERNELS(MLX_CUDA_KERNEL_ROW)});
   CUfunction kernel = kernels.function(kernel_for(table, type_name(out.dtype()), traits.width));
-  begins_early(kernel);
+  enable_pdl(kernel);
   node.launch(
       kernel, dim3(TokenTraits::kParts, decode.kv_heads, decode.batch), 32 * TokenTraits::kWarps, traits.shared_bytes(decode.group),
       params);

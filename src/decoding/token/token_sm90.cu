@@ -179,7 +179,7 @@ class Token {
     const uint4* const mine = queries() + lane_;
 #pragma unroll
     for (int i = 0; i < D / 32; ++i) {
-      add_products<T>(scores, mine[2 * i * 32], mine[(2 * i + 1) * 32], keys[0][i], keys[1][i]);
+      add_scores<T>(scores, mine[2 * i * 32], mine[(2 * i + 1) * 32], keys[0][i], keys[1][i]);
     }
   }
 

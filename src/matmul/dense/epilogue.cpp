@@ -44,7 +44,7 @@ void encode_epilogue(
 }
 
 void encode_scaling(
-    const void* product,
+    const void* gemm,
     mx::array& out,
     const std::optional<mx::array>& scale_a,
     const std::optional<mx::array>& scale_b,
@@ -62,7 +62,7 @@ void encode_scaling(
   const auto columns = static_cast<long long>(out.shape(1));
   const dim3 grid(ceil_div(columns, kThreads), std::min<long long>(rows, kMostGridRows));
   node.launch(
-      kernels.function(kernel_for(kScaling, type_name(out.dtype()))), grid, kThreads, 0, product, out_data, a, a_step, b, b_step,
+      kernels.function(kernel_for(kScaling, type_name(out.dtype()))), grid, kThreads, 0, gemm, out_data, a, a_step, b, b_step,
       bias_data, rows, columns);
 }
 

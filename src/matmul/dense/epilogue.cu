@@ -30,10 +30,10 @@ __device__ inline void epilogue(T* out, T* inside, const T* bias, long long size
   }
 }
 
-// out = product * a[row] * b[column] + bias[column]. A scale that is null is 1; with a step of 0 it is one for all.
+// out = gemm * a[row] * b[column] + bias[column]. A scale that is null is 1; with a step of 0 it is one for all.
 template <typename T>
 __device__ inline void scaling(
-    const float* product,
+    const float* gemm,
     T* out,
     const float* a,
     int a_step,
@@ -50,7 +50,7 @@ __device__ inline void scaling(
   const float added = bias ? to_float(bias[column]) : 0.0f;
   for (long long row = blockIdx.y; row < rows; row += gridDim.y) {
     const float of_row = a ? a[row * a_step] : 1.0f;
-    out[row * columns + column] = from_float<T>(product[row * columns + column] * of_row * of_column + added);
+    out[row * columns + column] = from_float<T>(gemm[row * columns + column] * of_row * of_column + added);
   }
 }
 
@@ -62,10 +62,10 @@ __device__ inline void scaling(
       long long columns, mlx_cuda::Activation activation) {                                                            \
     mlx_cuda::epilogue<mlx_cuda::types::dtype>(out, inside, bias, size, columns, activation);                          \
   }
-#define MLX_CUDA_SCALING(name, dtype)                                                                            \
-  extern "C" __global__ void __launch_bounds__(256) name(                                                        \
-      const float* product, mlx_cuda::types::dtype* out, const float* a, int a_step, const float* b, int b_step, \
-      const mlx_cuda::types::dtype* bias, long long rows, long long columns) {                                   \
-    mlx_cuda::scaling<mlx_cuda::types::dtype>(product, out, a, a_step, b, b_step, bias, rows, columns);          \
+#define MLX_CUDA_SCALING(name, dtype)                                                                         \
+  extern "C" __global__ void __launch_bounds__(256) name(                                                     \
+      const float* gemm, mlx_cuda::types::dtype* out, const float* a, int a_step, const float* b, int b_step, \
+      const mlx_cuda::types::dtype* bias, long long rows, long long columns) {                                \
+    mlx_cuda::scaling<mlx_cuda::types::dtype>(gemm, out, a, a_step, b, b_step, bias, rows, columns);          \
   }
 MLX_CUDA_EPILOGUE_KERNELS(MLX_CUDA_EPILOGUE, MLX_CUDA_SCALING)

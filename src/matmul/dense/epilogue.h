@@ -1,4 +1,4 @@
-// What follows a product for which cuBLASLt has no fused epilogue.
+// What follows a GEMM for which cuBLASLt has no fused epilogue.
 #pragma once
 
 #include "device/activation.h"
@@ -21,10 +21,10 @@ void encode_epilogue(
     Activation activation,
     mx::cu::CommandEncoder& encoder);
 
-// out = product * scale_a[row] * scale_b[column] + bias. `product` is a float32 workspace, whose writing has been named as that of
+// out = gemm * scale_a[row] * scale_b[column] + bias. `gemm` is a float32 workspace, whose writing has been named as that of
 // `out`; a scale of one element is one for all, and none is 1.
 void encode_scaling(
-    const void* product,
+    const void* gemm,
     mx::array& out,
     const std::optional<mx::array>& scale_a,
     const std::optional<mx::array>& scale_b,

@@ -25,7 +25,7 @@ constexpr auto kSums =
     std::to_array<KernelRow<std::string_view>>({MLX_CUDA_GRADIENT_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
 
 // In float32, as the kernel.
-mx::array slope(const mx::array& saved, Activation activation, const mx::Stream& stream) {
+mx::array derivative(const mx::array& saved, Activation activation, const mx::Stream& stream) {
   auto constant = [](float value) { return mx::array(value); };
   const mx::array x = mx::astype(saved, mx::float32, stream);
   if (activation == Activation::relu) {
@@ -76,7 +76,7 @@ class LinearGradientPrimitive final : public Stateful<GradientOptions> {
     mx::array inner = mx::astype(inputs[0], mx::float32, stream);
     std::vector<mx::array> results;
     if (state_.activation != Activation::none) {
-      inner = mx::multiply(inner, slope(inputs[1], state_.activation, stream), stream);
+      inner = mx::multiply(inner, derivative(inputs[1], state_.activation, stream), stream);
       results.push_back(mx::astype(inner, dtype, stream));
     }
     if (state_.with_bias) {

@@ -1,4 +1,5 @@
-// The gradient through an activation and that of the bias in one pass: inner = outer * slope(saved), and the sums of its columns.
+// The gradient through an activation and that of the bias in one pass: inner = outer * derivative(saved), and the sums of its
+// columns.
 //
 // A warp reads rows of one vector per lane, the warps of a block every eighth row; each thread adds up its columns in float32. Sums
 // of a block's rows go to `partial`, which column_sums adds up: in the same order in every run.
@@ -12,15 +13,15 @@ namespace mlx_cuda {
 constexpr int kWarps = 8;
 
 // relu is given its result, gelu_approx what it was applied to.
-__device__ inline float slope(float saved, Activation activation) {
+__device__ inline float derivative(float saved, Activation activation) {
   if (activation == Activation::relu) {
     return saved > 0.0f ? 1.0f : 0.0f;
   }
   if (activation == Activation::none) {
     return 1.0f;
   }
-  // gelu_approx(x) = x * s(x) with the logistic function s of 2 sqrt(2/pi) (x + 0.044715 x^3); beyond 16 its slope is 0 or 1, and
-  // NaN at infinity, as MLX derives it.
+  // gelu_approx(x) = x * s(x) with the logistic function s of 2 sqrt(2/pi) (x + 0.044715 x^3); beyond 16 its derivative is 0 or 1,
+  // and NaN at infinity, as MLX derives it.
   const float x = saved > 16.0f ? 16.0f : saved < -16.0f ? -16.0f : saved;
   const float square = x * x;
   const float s = __fdividef(1.0f, 1.0f + __expf(-1.5957691216057308f * x * (1.0f + 0.044715f * square)));
@@ -65,9 +66,9 @@ __device__ inline void gradient(
         V out;
 #pragma unroll
         for (int j = 0; j < N; ++j) {
-          const float product = to_float(from[i].value[j]) * (saved ? slope(to_float(at[i].value[j]), activation) : 1.0f);
-          out.value[j] = from_float<T>(product);
-          sums[j] += product;
+          const float inner_value = to_float(from[i].value[j]) * (saved ? derivative(to_float(at[i].value[j]), activation) : 1.0f);
+          out.value[j] = from_float<T>(inner_value);
+          sums[j] += inner_value;
         }
         if (inner) {
           *reinterpret_cast<V*>(inner + row * columns + column) = out;

@@ -90,8 +90,8 @@ struct LinearOptions {
   bool operator==(const LinearOptions&) const = default;
 };
 
-// Inputs: x, w and perhaps the bias. Outputs: the layer's result and, with `inside`, what gelu_approx was applied to: its slope is
-// taken there, and keeping it costs the forward little where the backward would need a product to have it again.
+// Inputs: x, w and perhaps the bias. Outputs: the layer's result and, with `inside`, what gelu_approx was applied to: its
+// derivative is taken there, and keeping it costs the forward little where the backward would need a product to have it again.
 class Linear final : public Stateful<LinearOptions> {
  public:
   using Stateful::Stateful;
@@ -224,7 +224,7 @@ class Linear final : public Stateful<LinearOptions> {
   }
 
  private:
-  // What the slope of the activation is taken at.
+  // What the derivative of the activation is taken at.
   mx::array saved(const std::vector<mx::array>& primals, const std::vector<mx::array>& outputs) const {
     if (state_.activation != Activation::gelu_approx) {
       return mx::stop_gradient(outputs[0], queue());  // that of relu does not change with it

@@ -234,7 +234,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     node.writes(out);
   }
 
-  // A product without scales in float32, and a kernel of ours: for a library that has none scaled by rows.
+  // A GEMM without scales in float32, and a kernel of ours: for a library that has none scaled by rows.
   void scale_later(
       MatmulProblem problem,
       MatmulPointers pointers,
@@ -243,10 +243,10 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
       const Extras& extras,
       mx::array& out,
       mx::cu::CommandEncoder& encoder) {
-    void* product = workspace(out.size() * sizeof(float), encoder, stream());
+    void* gemm = workspace(out.size() * sizeof(float), encoder, stream());
     problem.out_dtype = mx::float32;
     problem.x_scaling = problem.w_scaling = Scaling::tensor;
-    pointers.out = product;
+    pointers.out = gemm;
     pointers.x_scale = pointers.w_scale = nullptr;
     const auto matmul = prepare_matmul(problem, pointers, encoder, stream());
     if (!matmul) {
@@ -254,7 +254,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     }
     name_arrays(a, b, extras, out, encoder);
     encode_matmul(*matmul, encoder);
-    encode_scaling(product, out, extras.scale_a, extras.scale_b, extras.bias, encoder);
+    encode_scaling(gemm, out, extras.scale_a, extras.scale_b, extras.bias, encoder);
   }
 };
 
@@ -270,7 +270,7 @@ void match(Scales& a, Scales& b) {
   }
 }
 
-// For a library that has no product scaled by blocks: the scaled numbers in the dtype that the product is computed in.
+// For a library that has no GEMM scaled by blocks: the scaled numbers in the dtype that the GEMM is computed in.
 mx::array dequantized_matmul(
     const mx::array& a,
     const mx::array& b,

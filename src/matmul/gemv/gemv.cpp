@@ -4,10 +4,10 @@
 #include "matmul/grouped/primitive.h"
 #include "matmul/quantized/quantized.h"
 #include "runtime/device_code.h"
-#include "runtime/early.h"
 #include "runtime/kernel_table.h"
 #include "runtime/memory.h"
 #include "runtime/node.h"
+#include "runtime/pdl.h"
 
 #include <mlx/primitives.h>
 
@@ -21,11 +21,11 @@ namespace mlx_cuda {
 
 namespace {
 
-GemvForm gemv_form(const OneGemv& product) {
-  if (!product.form) {
+GemvForm gemv_form(const OneGemv& gemv) {
+  if (!gemv.form) {
     return {};
   }
-  const auto& [group_size, bits, mode] = *product.form;
+  const auto& [group_size, bits, mode] = *gemv.form;
   return {bits, std::countr_zero(static_cast<unsigned>(group_size)), mode != "affine"};
 }
 
@@ -127,25 +127,24 @@ int share_out(GemvParams& params, const GemvForm& form) {
 }
 
 // Whether the kernel takes such rows of x and w.
-bool fits(const OneGemv& product, int rows) {
-  const GemvForm form = gemv_form(product);
-  if (compute_capability() < 80 || rows > form.most_rows() || product.inner % 32 != 0 || product.inner / 8 * form.bits % 16 != 0 ||
-      !is_aligned(product.w, 0, 16) || product.count() > GemvParams::kMostChosen ||
-      (product.chosen && (product.columns % GemvParams::kHalfRows != 0 || product.chosen->dtype() != mx::uint32))) {
+bool fits(const OneGemv& gemv, int rows) {
+  const GemvForm form = gemv_form(gemv);
+  if (compute_capability() < 80 || rows > form.most_rows() || gemv.inner % 32 != 0 || gemv.inner / 8 * form.bits % 16 != 0 ||
+      !is_aligned(gemv.w, 0, 16) || gemv.count() > GemvParams::kMostChosen ||
+      (gemv.chosen && (gemv.columns % GemvParams::kHalfRows != 0 || gemv.chosen->dtype() != mx::uint32))) {
     return false;
   }
   if (form.packed()) {
-    const int bytes = form.scale_bytes(product.inner);
+    const int bytes = form.scale_bytes(gemv.inner);
     const int together = bytes % 8 == 0 ? 8 : 4;  // that are copied at once
-    if (bytes % 4 != 0 || !is_aligned(*product.scales, 0, together) ||
-        (product.biases && !is_aligned(*product.biases, 0, together))) {
+    if (bytes % 4 != 0 || !is_aligned(*gemv.scales, 0, together) || (gemv.biases && !is_aligned(*gemv.biases, 0, together))) {
       return false;
     }
   }
   GemvParams least{};
   least.rows = rows;
-  least.inner = product.inner;
-  least.turns = product.each_its_row() ? product.count() : 1;
+  least.inner = gemv.inner;
+  least.turns = gemv.each_its_row() ? gemv.count() : 1;
   least.row_limit = 1;
   return share_out(least, form) != 0;
 }
@@ -153,20 +152,18 @@ bool fits(const OneGemv& product, int rows) {
 using Row = KernelRow<std::string_view, int, int>;
 #define MLX_CUDA_PLAIN_ROW(name, dtype) {#name, {#dtype, 16, 0}},
 constexpr auto kKernels = std::to_array<Row>({MLX_CUDA_GEMV_KERNELS(MLX_CUDA_PLAIN_ROW, MLX_CUDA_KERNEL_ROW)});
-constexpr auto kMoeKernels = std::to_array<Row>({MLX_CUDA_GEMV_MOE_KERNELS(MLX_CUDA_PLAIN_ROW, MLX_CUDA_KERNEL_ROW)});
 constexpr auto kUnpackedKernels =
     std::to_array<KernelRow<std::string_view, std::string_view>>({MLX_CUDA_GEMV_UNPACKED_KERNELS(MLX_CUDA_FORMAT_ROW)});
 
-CUfunction kernel_of(const OneGemv& product, const GemvForm& form, const std::string& dtype) {
+CUfunction kernel_of(const OneGemv& gemv, const GemvForm& form, const std::string& dtype) {
   static KernelModule kernels("gemv");
   static KernelModule moe("gemv_moe");
   static KernelModule unpacked("gemv_unpacked");
   if (form.packed() && !form.integers()) {
-    return unpacked.function(kernel_for(kUnpackedKernels, dtype, format_name(*product.form)));
+    return unpacked.function(kernel_for(kUnpackedKernels, dtype, format_name(*gemv.form)));
   }
-  const int group = form.packed() ? product.form->group_size : 0;
-  return product.chosen ? moe.function(kernel_for(kMoeKernels, dtype, form.bits, group))
-                        : kernels.function(kernel_for(kKernels, dtype, form.bits, group));
+  const int group = form.packed() ? gemv.form->group_size : 0;
+  return (gemv.chosen ? moe : kernels).function(kernel_for(kKernels, dtype, form.bits, group));
 }
 
 }  // namespace
@@ -219,7 +216,7 @@ void launch(const GemvCall& call, const mx::Stream& stream) {
   }
   const int warps = share_out(params, form);
   CUfunction kernel = kernel_of(first, form, type_name(x.dtype()));
-  begins_early(kernel);
+  enable_pdl(kernel);
   node.launch(kernel, dim3(ceil_div(params.row_limit, params.block_rows)), 32 * warps, params.shared_bytes(form, warps), params);
 }
 

@@ -3,25 +3,20 @@
 
 #include "matmul/quantized/formats.h"
 
-// gemv.cu and, of a mixture's experts, gemv_moe.cu. PLAIN(name, dtype), of 16-bit weights, and INTEGERS(name, dtype, format,
+// gemv.cu and gemv_moe.cu, whose rows name experts. PLAIN(name, dtype), of 16-bit weights, and INTEGERS(name, dtype, format,
 // group).
 #define MLX_CUDA_GEMV_KERNELS(PLAIN, INTEGERS) \
-  PLAIN(row_product_plain_float16, float16)    \
+  PLAIN(gemv_plain_float16, float16)           \
   MLX_CUDA_GEMV_OF_DTYPE(INTEGERS, float16)    \
-  PLAIN(row_product_plain_bfloat16, bfloat16)  \
+  PLAIN(gemv_plain_bfloat16, bfloat16)         \
   MLX_CUDA_GEMV_OF_DTYPE(INTEGERS, bfloat16)
-#define MLX_CUDA_GEMV_MOE_KERNELS(PLAIN, INTEGERS) \
-  PLAIN(row_product_plain_float16, float16)        \
-  PLAIN(row_product_plain_bfloat16, bfloat16)      \
-  MLX_CUDA_GEMV_OF_DTYPE(INTEGERS, float16)        \
-  MLX_CUDA_GEMV_OF_DTYPE(INTEGERS, bfloat16)
-#define MLX_CUDA_GEMV_OF_DTYPE(EACH, dtype)            \
-  EACH(row_product_affine4_32_##dtype, dtype, 4, 32)   \
-  EACH(row_product_affine4_64_##dtype, dtype, 4, 64)   \
-  EACH(row_product_affine4_128_##dtype, dtype, 4, 128) \
-  EACH(row_product_affine8_32_##dtype, dtype, 8, 32)   \
-  EACH(row_product_affine8_64_##dtype, dtype, 8, 64)   \
-  EACH(row_product_affine8_128_##dtype, dtype, 8, 128)
+#define MLX_CUDA_GEMV_OF_DTYPE(EACH, dtype)     \
+  EACH(gemv_affine4_32_##dtype, dtype, 4, 32)   \
+  EACH(gemv_affine4_64_##dtype, dtype, 4, 64)   \
+  EACH(gemv_affine4_128_##dtype, dtype, 4, 128) \
+  EACH(gemv_affine8_32_##dtype, dtype, 8, 32)   \
+  EACH(gemv_affine8_64_##dtype, dtype, 8, 64)   \
+  EACH(gemv_affine8_128_##dtype, dtype, 8, 128)
 
 // gemv_unpacked.cu, of experts or not. EACH(name, dtype, format).
 #define MLX_CUDA_GEMV_UNPACKED_KERNELS(EACH) \
@@ -33,4 +28,4 @@
   MLX_CUDA_GEMV_UNPACKED_OF(EACH, mxfp8)     \
   MLX_CUDA_GEMV_UNPACKED_OF(EACH, nvfp4)
 #define MLX_CUDA_GEMV_UNPACKED_OF(EACH, format) \
-  EACH(row_product_##format##_float16, float16, format) EACH(row_product_##format##_bfloat16, bfloat16, format)
+  EACH(gemv_##format##_float16, float16, format) EACH(gemv_##format##_bfloat16, bfloat16, format)

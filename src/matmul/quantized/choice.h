@@ -1,4 +1,4 @@
-// The kernels of products of few rows with quantised weights: which of them computes a product, and their nodes.
+// The kernels of small-M GEMM with quantised weights: which of them computes a call, and their nodes.
 #pragma once
 
 #include "matmul/quantized/weights.h"
@@ -33,7 +33,7 @@ struct SmallMKernel {
 SmallMKernel choose_small_m(
     const mx::array& x, const QuantizedWeights& weights, std::optional<int> pairs, bool transpose, bool small);
 
-// A product on its way to its kernel: operands in memory that it reads, and a result that has memory.
+// A call on its way to its kernel: operands in memory that it reads, and a result that has memory.
 struct SmallMCall {
   SmallMKernel kernel;
   mx::array x;
@@ -43,7 +43,7 @@ struct SmallMCall {
   mx::array& out;
   bool transpose;
   int rows;  // of each matrix of x
-  int products;
+  int batches;
   mx::cu::CommandEncoder& encoder;
   mx::Stream stream;
 };

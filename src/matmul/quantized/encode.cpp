@@ -25,8 +25,8 @@ constexpr auto kOrderKernels =
     std::to_array<KernelRow<std::string_view>>({MLX_CUDA_QUANTIZED_SM90_KERNELS(MLX_CUDA_ORDER_ROW, MLX_CUDA_NO_ROW)});
 
 // What all kernels are told.
-void describe(const SmallMCall& call, QuantizedProduct& params) {
-  const auto& [kernel, x, in, lhs, rhs, out, transpose, rows, products, encoder, stream] = call;
+void describe(const SmallMCall& call, QuantizedGemmParams& params) {
+  const auto& [kernel, x, in, lhs, rhs, out, transpose, rows, batches, encoder, stream] = call;
   set_weights(params, in);
   params.x = mx::gpu_ptr<void>(x);
   params.out = mx::gpu_ptr<void>(out);
@@ -59,8 +59,8 @@ float* partial_sums(const SmallMCall& call, int splits) {
   return splits > 1 ? static_cast<float*>(workspace(call.out.size() * splits * sizeof(float), call.encoder, call.stream)) : nullptr;
 }
 
-// The sum of the splits' results [splits, products, rows, columns], where there are several.
-void encode_split_sum(const SmallMCall& call, const SplitProduct& params) {
+// The sum of the splits' results [splits, batches, rows, columns], where there are several.
+void encode_split_sum(const SmallMCall& call, const SplitKParams& params) {
   if (params.splits == 1) {
     return;
   }
@@ -127,10 +127,10 @@ void divide_work(SmallMPlan& plan, const SmallMCall& call) {
   const int most_slices = std::max(x_bytes / (2 * plan.x_rows * SmallMTile::kSlice), 1);
   int splits = divide_up(slices, most_slices);
 
-  const std::int64_t row_tiles = static_cast<std::int64_t>(params.row_blocks) * call.products;
+  const std::int64_t row_tiles = static_cast<std::int64_t>(params.row_blocks) * call.batches;
   const bool many_tiles = plan.column_tiles * row_tiles * splits >= 2 * processors;
   // Fewer, longer blocks, which end later alone and sooner beside others.
-  const bool longer = one_tile && call.in.weights.bits == 4 && call.products == 1;
+  const bool longer = one_tile && call.in.weights.bits == 4 && call.batches == 1;
   const int inner_warps = four_tiles ? 2 : many_tiles ? (longer ? 2 : 4) : warps;
   if (four_tiles) {  // x is shared by many rows of w, which few columns leave some multiprocessors without
     const std::int64_t blocks = divide_up(plan.column_tiles, warps / inner_warps) * row_tiles;
@@ -149,24 +149,24 @@ void divide_work(SmallMPlan& plan, const SmallMCall& call) {
 dim3 grid_of(const SmallMPlan& plan, const SmallMCall& call, int threads) {
   const int resident = std::max(std::min(shared_memory_limit() / plan.shared, SmallMParams::kMostThreads / threads), 1);
   const int height = plan.params.splits * plan.params.row_blocks;
-  const std::int64_t others = static_cast<std::int64_t>(height) * call.products;
+  const std::int64_t others = static_cast<std::int64_t>(height) * call.batches;
   const auto most = std::max<std::int64_t>(multiprocessors() * resident / others, 1);
   const auto blocks = std::min<std::int64_t>(divide_up(plan.column_tiles, plan.params.row_warps), most);
-  return dim3(static_cast<unsigned>(blocks), height, call.products);
+  return dim3(static_cast<unsigned>(blocks), height, call.batches);
 }
 
 constexpr int kFewestInner = 64;  // of a split
 constexpr int kMostSplits = 32;
 
 void encode_sm90(const SmallMCall& call) {
-  const auto& [kernel, x, in, lhs, rhs, out, transpose, rows, products, encoder, stream] = call;
+  const auto& [kernel, x, in, lhs, rhs, out, transpose, rows, batches, encoder, stream] = call;
   const QuantizedSm90 shape{kernel.tile};
   QuantizedSm90Params params{};
   describe(call, params);
   params.block_rows = shape.block_rows;
   params.row_blocks = divide_up(rows, shape.block_rows);
   const int tiles = divide_up(params.columns, QuantizedSm90::kTileRows);
-  const std::int64_t blocks = static_cast<std::int64_t>(tiles) * params.row_blocks * products;
+  const std::int64_t blocks = static_cast<std::int64_t>(tiles) * params.row_blocks * batches;
   const int ranges = divide_up(params.inner, QuantizedSm90::kRange);
   params.range = ranges_of_a_block(blocks, ranges, static_cast<std::int64_t>(out.size())) * QuantizedSm90::kRange;
   params.splits = divide_up(params.inner, params.range);
@@ -174,7 +174,7 @@ void encode_sm90(const SmallMCall& call) {
   const int eights = divide_up(rows, 8);
   const int parts = divide_up(params.inner, QuantizedSm90::kPart);
   params.ordered =
-      workspace(static_cast<std::size_t>(products) * eights * 8 * parts * QuantizedSm90::kPart * x.itemsize(), encoder, stream);
+      workspace(static_cast<std::size_t>(batches) * eights * 8 * parts * QuantizedSm90::kPart * x.itemsize(), encoder, stream);
   if (params.splits > 1) {
     params.results = static_cast<int>(blocks);
     const std::size_t size = static_cast<std::size_t>(blocks) * params.splits * shape.block_rows * QuantizedSm90::kTileRows;
@@ -186,7 +186,7 @@ void encode_sm90(const SmallMCall& call) {
   node.reads(x);
   node.reads(lhs);
   node.writes(out);  // stands for the workspaces, which are no arrays
-  const dim3 order(divide_up(static_cast<std::int64_t>(parts) * eights, QuantizedSm90::kOrderWarps), products);
+  const dim3 order(divide_up(static_cast<std::int64_t>(parts) * eights, QuantizedSm90::kOrderWarps), batches);
   node.launch(
       sm90_kernels.function(kernel_for(kOrderKernels, format_name(in.weights))), order, QuantizedSm90::kOrderWarps * 32, 0, params);
 
@@ -196,7 +196,7 @@ void encode_sm90(const SmallMCall& call) {
   node.writes(out);
   take_lane(encoder);
   node.launch(
-      sm90_kernels.function(kernel.name), dim3(tiles, params.splits * params.row_blocks, products), QuantizedSm90::kThreads,
+      sm90_kernels.function(kernel.name), dim3(tiles, params.splits * params.row_blocks, batches), QuantizedSm90::kThreads,
       shape.shared_bytes(in.weights.bits), params);
 }
 
@@ -205,7 +205,7 @@ void encode_moe(const SmallMCall& call) {
   MoeParams params{};
   describe(call, params);
   params.row_scales = params.groups * static_cast<int>(scales.itemsize());
-  params.pairs = call.products;
+  params.pairs = call.batches;
 
   const int slices = params.inner / SmallMTile::kSlice;
   const int warps = divide_up(slices, divide_up(slices, MoeParams::kMostWarps));
@@ -244,14 +244,14 @@ void encode_tensor_cores(const SmallMCall& call) {
 
 void encode_plain(const SmallMCall& call) {
   const bool transpose = call.transpose;
-  SplitProduct params{};
+  SplitKParams params{};
   describe(call, params);
   params.block_rows = call.kernel.tile;
   params.row_blocks = divide_up(call.rows, params.block_rows);
   const int column_blocks = divide_up(params.columns, transpose ? PlainKernel::kTransposedColumns : PlainKernel::kColumns);
   params.splits = 1;
   if (!transpose) {  // a block has many columns, so there may be few blocks
-    const std::int64_t blocks = static_cast<std::int64_t>(column_blocks) * params.row_blocks * call.products;
+    const std::int64_t blocks = static_cast<std::int64_t>(column_blocks) * params.row_blocks * call.batches;
     const auto wanted = divide_up(8 * multiprocessors(), blocks);
     params.splits = std::clamp(wanted, 1, std::clamp(params.inner / kFewestInner, 1, kMostSplits));
   }
@@ -260,7 +260,7 @@ void encode_plain(const SmallMCall& call) {
   params.partial = partial_sums(call, params.splits);
   name_arrays(call);
   take_lane(call.encoder);
-  const dim3 grid(column_blocks, params.splits * params.row_blocks, call.products);
+  const dim3 grid(column_blocks, params.splits * params.row_blocks, call.batches);
   KernelNode(call.encoder).launch(plain_kernels.function(call.kernel.name), grid, PlainKernel::kThreads, 0, params);
   encode_split_sum(call, params);
 }

@@ -1,4 +1,4 @@
-// Grouped products with quantised weights.
+// Grouped GEMM with quantised weights.
 #include "matmul/grouped/params.h"
 #include "matmul/grouped/plan.h"
 #include "matmul/grouped/primitive.h"

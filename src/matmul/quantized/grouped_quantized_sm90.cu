@@ -1,4 +1,4 @@
-// Grouped matrix product with quantised weights on Hopper: as in grouped_sm90.cu, but the producers are a whole warpgroup, which
+// Grouped GEMM with quantised weights on Hopper: as in grouped_sm90.cu, but the producers are a whole warpgroup, which
 // unpacks the weights of a part into the ring.
 //
 // Each producer has a pair of half rows of the packed weights, which it has copied itself, a few steps before, from global memory

@@ -13,14 +13,14 @@ constexpr int piece_alignment(int bits) {
 
 // out = x @ w^T, or x @ w. Distances of x are in elements, those of w and of its scales in bytes. The kernels' own parameters
 // derive from this; its size is a multiple of 8, so that every compiler puts them at the same place behind it.
-struct QuantizedProduct {
+struct QuantizedGemmParams {
   const void* x;             // [matrices, rows, inner]
   const void* w;             // packed [experts, columns, inner], or [experts, inner, columns]
   const void* scales;        // the same with a number for each group of the last
   const void* biases;        // the same, or null
-  const unsigned* x_index;   // which matrix of x each product takes, one after the last being the last; null: its own number
+  const unsigned* x_index;   // which matrix of x each batch takes, one after the last being the last; null: its own number
   const unsigned* w_index;   // which expert, likewise; null: its own number
-  void* out;                 // [products, rows, columns]
+  void* out;                 // [batches, rows, columns]
   float* partial;            // the sums of each split, or null: one split
   long long x_distance;      // from one matrix of x to the next
   long long x_row;           // from one row of it to the next
@@ -39,8 +39,8 @@ struct QuantizedProduct {
   static constexpr int kScaleRange = 256;
 };
 
-// Products whose blocks share results: each sums over a range of inner.
-struct SplitProduct : QuantizedProduct {
+// Split K: blocks share results, and each sums over a range of inner.
+struct SplitKParams : QuantizedGemmParams {
   int block_rows;  // of x, of each block
   int splits;      // blocks that share a result
   int range;       // of inner, of each of them
@@ -50,14 +50,14 @@ struct SplitProduct : QuantizedProduct {
 // ------------------------------------------------------------------- few rows of x (quantized_small_m.cu, quantized_plain.cu)
 // What a warp of the tensor core kernels computes at a time (quantized_small_m.cu, quantized_moe_sm90.cu).
 struct SmallMTile {
-  static constexpr int kRows = 32;                              // of w
-  static constexpr int kSlice = QuantizedProduct::kScaleRange;  // of inner
-  static constexpr int kScaleStride = 12;                       // words of a row's scales (8 at most): 8 rows in different banks
-  static constexpr int kScaleBytes = kRows * kScaleStride * 4;  // of a warp
-  static constexpr int kResultStride = kRows + 4;               // floats of a row of x
+  static constexpr int kRows = 32;                                 // of w
+  static constexpr int kSlice = QuantizedGemmParams::kScaleRange;  // of inner
+  static constexpr int kScaleStride = 12;                          // words of a row's scales (8 at most): 8 rows in different banks
+  static constexpr int kScaleBytes = kRows * kScaleStride * 4;     // of a warp
+  static constexpr int kResultStride = kRows + 4;                  // floats of a row of x
 };
 
-struct SmallMParams : SplitProduct {
+struct SmallMParams : SplitKParams {
   int row_warps;    // warps of a block that have different rows of w
   int inner_warps;  // warps that share rows of w and have different slices
 
@@ -96,7 +96,7 @@ struct MoeBatch {
 
 // A product is one row of x times one expert: a pair. columns is a multiple of a tile's rows, inner of a slice, and scales are
 // wide.
-struct MoeParams : QuantizedProduct {
+struct MoeParams : QuantizedGemmParams {
   int row_scales;  // bytes of a row's scales
   int pairs;       // kMostPairs at most
   int batch_rows;  // most pairs of one expert that are columns of one product, a batch
@@ -116,8 +116,8 @@ struct MoeParams : QuantizedProduct {
 };
 
 // ------------------------------------------------------------------------ some rows of x, on Hopper (quantized_sm90.cu)
-// out = x @ w^T; `partial` is [products, row blocks, tiles of columns, splits, block rows, columns of a tile].
-struct QuantizedSm90Params : SplitProduct {
+// out = x @ w^T; `partial` is [batches, row blocks, tiles of columns, splits, block rows, columns of a tile].
+struct QuantizedSm90Params : SplitKParams {
   void* ordered;      // x as products read it
   unsigned* arrived;  // splits that have written theirs, of each result of a block; unused with one
   int results;        // of blocks

@@ -1,4 +1,4 @@
-// Products of few rows with quantised weights, by the kernels of kernels.h.
+// Small-M GEMM with quantised weights, by the kernels of kernels.h.
 #include "matmul/grouped/primitive.h"
 #include "matmul/quantized/choice.h"
 #include "matmul/quantized/quantized.h"
@@ -157,8 +157,8 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
     const mx::array first = expert_offsets(mx::take(*rhs, order, queue()), in.w.shape(0), queue());
     const mx::array offsets = mx::multiply(first, mx::array(rows), queue());
     const mx::array sorted = mx::flatten(mx::take(cotangent, order, 0, queue()), 0, 1, queue());
-    const mx::array products = grouped_quantized(sorted, in, offsets, false, queue());
-    const mx::array each = mx::take(mx::unflatten(products, 0, {-1, rows}, queue()), mx::argsort(order, queue()), 0, queue());
+    const mx::array results = grouped_quantized(sorted, in, offsets, false, queue());
+    const mx::array each = mx::take(mx::unflatten(results, 0, {-1, rows}, queue()), mx::argsort(order, queue()), 0, queue());
     if (!lhs) {
       return mx::reshape(each, x.shape(), queue());
     }

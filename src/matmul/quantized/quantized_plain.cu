@@ -1,10 +1,10 @@
-// Products of few rows of x and quantised w without tensor cores: those in float32, and those whose groups lie along the columns of
+// Small-M GEMM with quantised w without tensor cores: those in float32, and those whose groups lie along the columns of
 // the result (w not transposed). Sums are float32. Each block takes up to `Rows` rows of x.
 #include "device/reduce.cuh"
 #include "device/types.cuh"
+#include "matmul/quantized/batch.cuh"
 #include "matmul/quantized/kernels.h"
 #include "matmul/quantized/params.h"
-#include "matmul/quantized/product.cuh"
 #include "matmul/quantized/unpack.cuh"
 
 namespace mlx_cuda {
@@ -21,21 +21,21 @@ struct PlainBlock {
 };
 
 template <int Rows, typename T>
-__device__ inline PlainBlock plain_block(const SplitProduct& p, int row_block, const T*& x) {
+__device__ inline PlainBlock plain_block(const SplitKParams& p, int row_block, const T*& x) {
   PlainBlock block;
-  const int product = blockIdx.z;
-  const long long expert = w_expert(p, product);
+  const int batch = blockIdx.z;
+  const long long expert = w_expert(p, batch);
   block.w = static_cast<const char*>(p.w) + expert * p.w_distance;
   block.scales = static_cast<const char*>(p.scales) + expert * p.scale_distance;
   block.biases = static_cast<const char*>(p.biases) + expert * p.scale_distance;
   block.first_row = row_block * Rows;
   block.rows = min(p.rows - block.first_row, Rows);
-  x = static_cast<const T*>(p.x) + x_matrix(p, product) * p.x_distance + static_cast<long long>(block.first_row) * p.x_row;
+  x = static_cast<const T*>(p.x) + x_matrix(p, batch) * p.x_distance + static_cast<long long>(block.first_row) * p.x_row;
   return block;
 }
 
 template <typename T>
-__device__ inline void write_sum(const SplitProduct& p, const PlainBlock& block, int split, int row, int column, float sum) {
+__device__ inline void write_sum(const SplitKParams& p, const PlainBlock& block, int split, int row, int column, float sum) {
   const long long place = (blockIdx.z * static_cast<long long>(p.rows) + block.first_row + row) * p.columns + column;
   if (p.partial) {
     p.partial[static_cast<long long>(split) * gridDim.z * p.rows * p.columns + place] = sum;
@@ -68,7 +68,7 @@ __device__ inline void load_values(const T* from, float (&to)[8]) {
 
 // w transposed: each warp has four rows of w, its lanes have pieces of 8 values in turn.
 template <typename Format, typename T, int Rows>
-__device__ inline void plain_transposed(const SplitProduct& p) {
+__device__ inline void plain_transposed(const SplitKParams& p) {
   const int lane = threadIdx.x % 32;
   const int column = (blockIdx.x * kWarps + threadIdx.x / 32) * kWarpColumns;
   const T* x;
@@ -113,7 +113,7 @@ __device__ inline void plain_transposed(const SplitProduct& p) {
 
 // w [inner, columns]: each lane has 8 adjacent columns, the warps take turns at the rows of w.
 template <typename Format, typename T, int Rows>
-__device__ inline void plain(const SplitProduct& p) {
+__device__ inline void plain(const SplitKParams& p) {
   constexpr int unroll = 2;
   __shared__ float results[kWarps][Rows][PlainKernel::kColumns + 4];
   const int lane = threadIdx.x % 32;
@@ -195,7 +195,7 @@ __device__ inline void merge(const float* partial, T* out, long long size, int s
 
 #define MLX_CUDA_PLAIN_KERNEL(name, ...)                                        \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::PlainKernel::kThreads) \
-      name(const __grid_constant__ mlx_cuda::SplitProduct params) {             \
+      name(const __grid_constant__ mlx_cuda::SplitKParams params) {             \
     MLX_CUDA_PLAIN_BODY(__VA_ARGS__)                                            \
   }
 #define MLX_CUDA_TRANSPOSED(name, dtype, format, rows) \

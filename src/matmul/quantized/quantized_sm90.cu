@@ -7,9 +7,9 @@
 // it: 128 adjacent bytes of each row, their pieces of 16 bytes swapped. One thread of a block only has to copy it.
 #include "device/ptx.cuh"
 #include "device/types.cuh"
+#include "matmul/quantized/batch.cuh"
 #include "matmul/quantized/kernels.h"
 #include "matmul/quantized/packed_rows_sm90.cuh"
-#include "matmul/quantized/product.cuh"
 
 namespace mlx_cuda {
 
@@ -59,15 +59,15 @@ __device__ inline int parts_of(int inner) {
   return (inner + kPart - 1) / kPart;
 }
 
-// Where the parts of a block of rows of x begin: [products][blocks of rows][parts][2][rows, in eights][64].
-__device__ inline long long ordered_place(const QuantizedSm90Params& p, int product, int first_row) {
-  const long long before = static_cast<long long>(product) * ((p.rows + 7) / 8 * 8) + first_row;
+// Where the parts of a block of rows of x begin: [batches][blocks of rows][parts][2][rows, in eights][64].
+__device__ inline long long ordered_place(const QuantizedSm90Params& p, int batch, int first_row) {
+  const long long before = static_cast<long long>(batch) * ((p.rows + 7) / 8 * 8) + first_row;
   return before * parts_of(p.inner) * (kPart * 2);
 }
 
 // What a block computes.
 struct Block {
-  int product;
+  int batch;
   int split;
   int first_row;  // of x
   int rows;
@@ -78,7 +78,7 @@ struct Block {
   int column;      // of the result: row of w
 
   __device__ Block(const QuantizedSm90Params& p, int columns)
-      : product(blockIdx.z),
+      : batch(blockIdx.z),
         split(blockIdx.y % p.splits),
         first_row(blockIdx.y / p.splits * columns),
         rows(min(p.rows - first_row, columns)),
@@ -98,8 +98,8 @@ __device__ inline void order(const QuantizedSm90Params& p) {
   const int item = blockIdx.x * QuantizedSm90::kOrderWarps + threadIdx.x / 32;
   const int part = item / groups;
   const int group = item % groups;
-  const int product = blockIdx.y;
-  if (product == 0) {
+  const int batch = blockIdx.y;
+  if (batch == 0) {
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < p.results; i += gridDim.x * blockDim.x) {
       p.arrived[i] = 0;
     }
@@ -116,7 +116,7 @@ __device__ inline void order(const QuantizedSm90Params& p) {
   const int first = half ? line * 8 + piece : line * 2 + piece;
   constexpr int next = half ? 2 : 4;
   const long long from_row = min(group * 8 + row, p.rows - 1);  // what is behind the last does not matter
-  const auto* x = static_cast<const unsigned short*>(p.x) + x_matrix(p, product) * p.x_distance + from_row * p.x_row;
+  const auto* x = static_cast<const unsigned short*>(p.x) + x_matrix(p, batch) * p.x_distance + from_row * p.x_row;
   uint4 pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -130,7 +130,7 @@ __device__ inline void order(const QuantizedSm90Params& p) {
   }
   const int first_row = group * 8 / p.block_rows * p.block_rows;
   const int rows = min(groups * 8 - first_row, p.block_rows);
-  char* to = static_cast<char*>(p.ordered) + ordered_place(p, product, first_row) +
+  char* to = static_cast<char*>(p.ordered) + ordered_place(p, batch, first_row) +
              ((part * 2 + line) * static_cast<long long>(rows) + group * 8 - first_row + row) * 128;
   auto store = [&](int i, unsigned t0, unsigned t1, unsigned t2, unsigned t3) {
     *reinterpret_cast<uint4*>(to + ((piece * 4 + i) ^ row) * 16) = make_uint4(t0, t1, t2, t3);
@@ -145,7 +145,7 @@ __device__ inline void order(const QuantizedSm90Params& p) {
 template <typename Format, int Columns>
 __device__ inline void produce(const QuantizedSm90Params& p, const Block& block, const Shared<Format, Columns>& shared) {
   using Memory = Shared<Format, Columns>;
-  const char* from = static_cast<const char*>(p.ordered) + ordered_place(p, block.product, block.first_row) +
+  const char* from = static_cast<const char*>(p.ordered) + ordered_place(p, block.batch, block.first_row) +
                      static_cast<long long>(block.begin / kPart) * block.part_bytes;
   Turn<Memory::kStages> turn;
   for (int part = 0; part < block.parts; ++part, turn.advance()) {
@@ -164,7 +164,7 @@ __device__ inline bool add_splits(const QuantizedSm90Params& p, const Block& blo
   constexpr int threads = kConsumers * 128;
   constexpr int fours = kTileRows / 4;
   const int row_blocks = gridDim.y / p.splits;
-  const int index = (block.product * row_blocks + blockIdx.y / p.splits) * gridDim.x + blockIdx.x;
+  const int index = (block.batch * row_blocks + blockIdx.y / p.splits) * gridDim.x + blockIdx.x;
   float4* all = reinterpret_cast<float4*>(p.partial) + static_cast<long long>(index) * p.splits * (Columns * fours);
   for (int i = thread; i < block.rows * fours; i += threads) {
     all[block.split * (Columns * fours) + i] =
@@ -309,7 +309,7 @@ template <typename T>
 __device__ inline void write_results(const QuantizedSm90Params& p, const Block& block, const float* results, int thread) {
   const int column = thread % kTileRows;
   if (block.column + column < p.columns) {
-    T* to = static_cast<T*>(p.out) + (static_cast<long long>(block.product) * p.rows + block.first_row) * p.columns + block.column +
+    T* to = static_cast<T*>(p.out) + (static_cast<long long>(block.batch) * p.rows + block.first_row) * p.columns + block.column +
             column;
 #pragma unroll 4
     for (int row = thread / kTileRows; row < block.rows; row += 2) {
@@ -325,7 +325,7 @@ __device__ inline void consume(const QuantizedSm90Params& p, const Block& block,
   const int lane = thread % 32;
   const int warp = thread / 32;
   const int first_row = block.column + warp * 16;
-  const long long expert = w_expert(p, block.product);
+  const long long expert = w_expert(p, block.batch);
   const char* w = static_cast<const char*>(p.w) + expert * p.w_distance + block.begin / 8 * Format::kBits;
   PackedRows<Format, Memory::kDepth> rows(p, w, first_row, block.there, shared.slots);
 #pragma unroll 1

@@ -4,8 +4,8 @@
 // take turns at its slices and add their sums at the end.
 #include "device/ptx.cuh"
 #include "device/types.cuh"
+#include "matmul/quantized/batch.cuh"
 #include "matmul/quantized/kernels.h"
-#include "matmul/quantized/product.cuh"
 #include "matmul/quantized/small_m_tile.cuh"
 
 namespace mlx_cuda {
@@ -18,7 +18,7 @@ struct SmallMTraits : SmallMSteps<Format, T> {
   static constexpr int kRowTiles = RowTiles;             // of 8 rows of x, of a block
   static constexpr int kUnit = Format::kBiased ? 2 : 1;  // bytes of a scale
   // Whether a step's registers are copied, so that they can be loaded again before the step is computed.
-  static constexpr bool kLoadsEarly = RowTiles == 1 && Format::kBits != 5 && Format::kBits != 6;
+  static constexpr bool kCopiesSteps = RowTiles == 1 && Format::kBits != 5 && Format::kBits != 6;
   // Whether a thread's values of the two steps of a slice are adjacent, so that fewer, longer loads fetch them.
   static constexpr bool kAdjacentSteps = kWindows<Format>;
   static constexpr int kVector = Format::kBits % 2 == 0 ? 4 : 2;  // words of these loads
@@ -28,7 +28,7 @@ struct SmallMTraits : SmallMSteps<Format, T> {
 template <typename Traits>
 struct SmallMBlock {
   int split;
-  int product;
+  int batch;
   int first_row;
   int rows;
   int row_tiles;
@@ -44,18 +44,18 @@ struct SmallMBlock {
 
   __device__ explicit SmallMBlock(const SmallMParams& p)
       : split(blockIdx.y % p.splits),
-        product(blockIdx.z),
+        batch(blockIdx.z),
         first_row(blockIdx.y / p.splits * (Traits::kRowTiles * 8)),
         rows(min(p.rows - first_row, Traits::kRowTiles * 8)),
         row_tiles((rows + 7) / 8),
         x_rows(Traits::kRowTiles == 1 ? rows : row_tiles * 8),
         tiles((p.columns + kTileRows - 1) / kTileRows),
         stride(gridDim.x * p.row_warps) {
-    const long long expert = w_expert(p, product);
+    const long long expert = w_expert(p, batch);
     const int begin = split * p.range;
     inner = min(p.inner - begin, p.range);
     slices = (inner + kSlice - 1) / kSlice;
-    x = static_cast<const typename Traits::T*>(p.x) + x_matrix(p, product) * p.x_distance + first_row * p.x_row + begin;
+    x = static_cast<const typename Traits::T*>(p.x) + x_matrix(p, batch) * p.x_distance + first_row * p.x_row + begin;
     w = static_cast<const char*>(p.w) + expert * p.w_distance + begin / 8 * Traits::kBits;
     vectors = (reinterpret_cast<unsigned long long>(w) | p.row_bytes | inner / 8 * Traits::kBits) % (Traits::kVector * 4) == 0;
     scales = expert * p.scale_distance + (begin >> p.group_shift) * Traits::kUnit;
@@ -155,7 +155,7 @@ class SmallMWarp {
   __device__ void run_slice(bool loaded) {
 #pragma unroll
     for (int step = 0; step < Traits::kSteps; ++step) {
-      if constexpr (Traits::kLoadsEarly) {
+      if constexpr (Traits::kCopiesSteps) {
         Chunks chunks;
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
@@ -318,7 +318,7 @@ class SmallMWarp {
         sum += results_[(part * block_.rows + row) * SmallMTile::kResultStride + lane_];
       }
       sum *= kResultFactor<Format, T>;
-      const long long place = (block_.product * static_cast<long long>(p_.rows) + block_.first_row + row) * p_.columns + column;
+      const long long place = (block_.batch * static_cast<long long>(p_.rows) + block_.first_row + row) * p_.columns + column;
       if (p_.partial) {
         p_.partial[static_cast<long long>(block_.split) * gridDim.z * p_.rows * p_.columns + place] = sum;
       } else {

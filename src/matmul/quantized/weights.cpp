@@ -55,7 +55,7 @@ bool scales_fit(const QuantizedWeights& weights) {
 bool scales_are_wide(const QuantizedWeights& weights) {
   const mx::array& scales = weights.scales;
   const auto size = static_cast<int>(scales.itemsize());
-  const int bytes = QuantizedProduct::kScaleRange / weights.group_size * size;
+  const int bytes = QuantizedGemmParams::kScaleRange / weights.group_size * size;
   if (scales.shape(-1) * size % bytes != 0) {
     return false;
   }

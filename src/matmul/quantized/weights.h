@@ -50,7 +50,7 @@ struct Readable {
 Readable readable(
     QuantizedWeights weights, bool adjacent, int alignment, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
 
-// Whether the scales of QuantizedProduct::kScaleRange values can be read at once, once `readable` has made of them what it does.
+// Whether the scales of QuantizedGemmParams::kScaleRange values can be read at once, once `readable` has made of them what it does.
 bool scales_are_wide(const QuantizedWeights& weights);
 
 // Whether an array, and what lies `distance` elements apart in it, lies on that many bytes. The offset tells: an array that MLX's

@@ -1,4 +1,4 @@
-#include "runtime/early.h"
+#include "runtime/pdl.h"
 
 #include "runtime/status.h"
 
@@ -21,7 +21,7 @@ Kernels& kernels() {
 
 }  // namespace
 
-void begins_early(CUfunction kernel) {
+void enable_pdl(CUfunction kernel) {
   const std::lock_guard lock(kernels().mutex);
   if (kernels().all.insert(kernel).second) {
     // As shared memory: a multiprocessor has blocks of two kernels at once only while it need not divide its memory otherwise.
@@ -30,7 +30,7 @@ void begins_early(CUfunction kernel) {
   }
 }
 
-bool can_begin_early(CUfunction kernel) {
+bool has_pdl(CUfunction kernel) {
   const std::lock_guard lock(kernels().mutex);
   return kernels().all.contains(kernel);
 }

@@ -147,7 +147,7 @@ void set_tuned(const std::vector<Tuned>& all) {
 
 }  // namespace
 
-void bind_products(nb::module_& m) {
+void bind_matmul(nb::module_& m) {
   m.def(
       "dequantize", &run_dequantize, "w"_a, "scales"_a, "biases"_a.none(), "group_size"_a, "bits"_a, "mode"_a, "dtype"_a,
       "stream"_a);

@@ -1,11 +1,12 @@
-// Derivatives of linear attention by chunks: what each chunk has to itself, once the state S that it finds, the slope R of the one
-// that it leaves, its corrections U and their slopes dU are known (chunked_back.cu). A block for a chunk of a head of the values.
+// Derivatives of linear attention by chunks: what each chunk has to itself, once the state S that it finds, the gradient R of the
+// one that it leaves, its corrections U and their gradients dU are known (chunked_back.cu). A block for a chunk of a head of the
+// values.
 //
 // With G[i] the decay from the chunk's beginning, M the inverse of chunk_forward.cuh's I + A, X = M^T dU, and
 //
 //   D[i, j] = G[i] / G[j] dY[i] U[j]  for j <= i,   B[i, j] = -G[i] / G[j] X[i] U[j]  for j < i,   C = B K - diag(G) X S,
 //
-// the slopes are
+// the gradients are
 //
 //   dQ = diag(G) dY S + D K,   dV = diag(beta) X,   dbeta[i] = X[i] V[i] + C[i] K[i],
 //   dK = diag(beta) C + E,     E = D^T Q + B^T (diag(beta) K) + diag(G[end] / G) U R,
@@ -13,7 +14,7 @@
 // and that of the logarithm of G[i] is dQ[i] Q[i] + beta[i] C[i] K[i] - E[i] K[i], for i = end with the product of R and the state
 // that the chunk leaves. Without the delta rule X = dU, and there are no B and C.
 //
-// The terms of two tokens cancel in the sum over all tokens from a later one on, and the slope of a small decay is what is left,
+// The terms of two tokens cancel in the sum over all tokens from a later one on, and the gradient of a small decay is what is left,
 // divided by it: so both have the same D, B, Q, K and diag(beta) K, each rounded to 16 bits.
 #include "device/reduce.cuh"
 #include "device/types.cuh"
@@ -23,12 +24,12 @@
 namespace mlx_cuda {
 
 template <typename T, bool Delta>
-class ChunkSlopes {
-  static_assert(kSlopesValues == kChunkKeys, "Rows of values have kPitch as well.");
-  static constexpr int kStashed = kSlopesValues + 4;
+class ChunkGradients {
+  static_assert(kGradientValues == kChunkKeys, "Rows of values have kPitch as well.");
+  static constexpr int kStashed = kGradientValues + 4;
 
  public:
-  __device__ ChunkSlopes(const Recurrence& p, const Kept& from, const Slopes& to, char* memory)
+  __device__ ChunkGradients(const Recurrence& p, const Kept& from, const Gradients& to, char* memory)
       : p_(p), to_(to), work_(p, blockIdx.x / to.chunks), first_(blockIdx.x % to.chunks * kChunk), warp_(threadIdx.x / 32) {
     dy_ = reinterpret_cast<T*>(memory);
     x_ = dy_ + kChunk * kPitch;
@@ -54,16 +55,16 @@ class ChunkSlopes {
       const T* const solve = static_cast<const T*>(from.solve) + block * kChunk * kChunk;
       copy16_async(shared_address(solve_ + threadIdx.x / 8 * kSquare + threadIdx.x % 8 * 8), solve + threadIdx.x * 8, true);
     }
-    load_tile(x_, static_cast<const T*>(from.change_slopes) + block * kChunk * values, kChunk, kChunk, values);
+    load_tile(x_, static_cast<const T*>(from.change_gradients) + block * kChunk * values, kChunk, kChunk, values);
     commit_copies();
-    load_rows<T, kSlopesValues, kSlopesThreads>(dy_, p, work_, to.dy, work_.head, first_, 0, values);
+    load_rows<T, kGradientValues, kGradientThreads>(dy_, p, work_, to.dy, work_.head, first_, 0, values);
     load_tile(u_, static_cast<const T*>(from.changes) + block * kChunk * values, kChunk, kChunk, values);
     commit_copies();
     load_tile(s_, static_cast<const T*>(from.states) + block * keys * values, kChunkKeys, keys, values);
-    load_rows<T, kChunkKeys, kSlopesThreads>(k_, p, work_, p.k, work_.key_head, first_, 0, keys);
-    load_rows<T, kChunkKeys, kSlopesThreads>(q_, p, work_, p.q, work_.key_head, first_, 0, keys);
+    load_rows<T, kChunkKeys, kGradientThreads>(k_, p, work_, p.k, work_.key_head, first_, 0, keys);
+    load_rows<T, kChunkKeys, kGradientThreads>(q_, p, work_, p.q, work_.key_head, first_, 0, keys);
     commit_copies();
-    load_tile(r_, static_cast<const T*>(from.slopes) + block * keys * values, kChunkKeys, keys, values);
+    load_tile(r_, static_cast<const T*>(from.gradients) + block * keys * values, kChunkKeys, keys, values);
     commit_copies();
     if (warp_ == 0) {
       const Gates gates(p, work_, first_);
@@ -81,7 +82,7 @@ class ChunkSlopes {
     of_values();
     wait_copies<2>();
     __syncthreads();  // X, dY and U are there
-    decayed_products();
+    decayed_squares();
     wait_copies<1>();
     __syncthreads();  // the squares D and B, S, K and Q are there
     Sums<8> sums;
@@ -167,14 +168,14 @@ class ChunkSlopes {
     return (with_dy() ? dy_ : x_) + own_row() * kPitch;
   }
   __device__ bool with_dy() const {
-    return warp_ < kSlopesThreads / 64;
+    return warp_ < kGradientThreads / 64;
   }
   __device__ int own_row() const {
     return warp_ / 2 % 4 * 16;
   }
 
   // D, and below it B.
-  __device__ void decayed_products() {
+  __device__ void decayed_squares() {
     if (!Delta && !with_dy()) {
       return;
     }
@@ -185,7 +186,7 @@ class ChunkSlopes {
     Sums<4> sums;
     if (column <= row) {
 #pragma unroll
-      for (int i = 0; i < kSlopesValues; i += 16) {
+      for (int i = 0; i < kGradientValues; i += 16) {
         sums.add(left(own_rows() + i, kPitch), [&](int n) { return right(u_ + (column + n) * kPitch + i, kPitch); }, T{});
       }
     }
@@ -217,7 +218,7 @@ class ChunkSlopes {
     const int column = warp_ % 2 * 64;
     const int g = row_of_lane();
 #pragma unroll
-    for (int i = 0; i < kSlopesValues; i += 16) {
+    for (int i = 0; i < kGradientValues; i += 16) {
       sums.add(left(own_rows() + i, kPitch), [&](int n) { return right(s_ + (column + n) * kPitch + i, kPitch); }, T{});
     }
     const float sign = with_dy() ? 1.0f : -1.0f;
@@ -260,14 +261,14 @@ class ChunkSlopes {
     const int column = warp_ % 4 * 32;
     Sums<4> sums;
 #pragma unroll
-    for (int i = 0; i < kSlopesValues; i += 16) {
+    for (int i = 0; i < kGradientValues; i += 16) {
       sums.add(left(u_ + row * kPitch + i, kPitch), [&](int n) { return right(r_ + (column + n) * kPitch + i, kPitch); }, T{});
     }
     const float whole = total_[kChunk - 1];
     sums.scale(expf(whole - total_[row + g]), expf(whole - total_[row + g + 8]));
     const T* const own_keys = k_ + row * kPitch + column;
     const float2 kept = sums.with(own_keys, kPitch);
-    write_whole(kept.x + kept.y + expf(whole) * states_product());
+    write_whole(kept.x + kept.y + expf(whole) * states_dot());
     __syncthreads();  // diag(beta) C is there
 #pragma unroll
     for (int j = 0; j < kChunk / 16; ++j) {
@@ -308,10 +309,10 @@ class ChunkSlopes {
   }
 
   // This thread's part of the product of S and R.
-  __device__ float states_product() const {
-    constexpr int kUnits = kSlopesValues / 8;
+  __device__ float states_dot() const {
+    constexpr int kUnits = kGradientValues / 8;
     float sum = 0;
-    for (int i = threadIdx.x; i < kChunkKeys * kUnits; i += kSlopesThreads) {
+    for (int i = threadIdx.x; i < kChunkKeys * kUnits; i += kGradientThreads) {
       const int at = i / kUnits * kPitch + i % kUnits * 8;
       const uint4 s = *reinterpret_cast<const uint4*>(s_ + at);
       const uint4 r = *reinterpret_cast<const uint4*>(r_ + at);
@@ -329,7 +330,7 @@ class ChunkSlopes {
     wholes_[warp_] = warp_sum(sum);
   }
 
-  // Slopes of queries or keys.
+  // Gradients of queries or keys.
   template <int Tiles>
   __device__ void write_rows(void* to, const Sums<Tiles>& sums, int row, int column) {
 #pragma unroll
@@ -356,7 +357,7 @@ class ChunkSlopes {
     const Gates gates(p_, work_, first_);
     float whole = 0;
 #pragma unroll
-    for (int i = 0; i < kSlopesThreads / 32; ++i) {
+    for (int i = 0; i < kGradientThreads / 32; ++i) {
       whole += wholes_[i];
     }
     float decay[2], beta[2];
@@ -374,22 +375,22 @@ class ChunkSlopes {
       after += lane + away < 32 ? other : 0.0f;
     }
     const float later = __shfl_down_sync(~0u, after, 1);
-    float slope = whole + (lane < 31 ? later : 0.0f);
+    float gradient = whole + (lane < 31 ? later : 0.0f);
 #pragma unroll
     for (int i = 1; i >= 0; --i) {
-      slope += decay[i];
+      gradient += decay[i];
       const int token = first_ + 2 * lane + i;
       if (token < work_.end) {
         const long long at = (static_cast<long long>(work_.batch) * p_.length + token) * p_.value_heads + work_.head;
         const bool counts = is_seen(p_, work_.batch, token) && !(gates.logs[i] <= kLeastLogDecay);  // NaN does
-        to_.g[at] = counts ? slope * expf(-gates.logs[i]) : 0.0f;
+        to_.g[at] = counts ? gradient * expf(-gates.logs[i]) : 0.0f;
         to_.beta[at] = beta[i];
       }
     }
   }
 
   const Recurrence& p_;
-  const Slopes& to_;
+  const Gradients& to_;
   const Work work_;
   const int first_, warp_;
   T *dy_, *x_, *u_, *q_, *k_, *s_, *r_, *solve_, *squares_;
@@ -421,22 +422,22 @@ __device__ inline void chunk_shared_sums(const SharedSums& p) {
 }
 
 template <typename T, bool Delta>
-__device__ inline void chunk_slopes(const Recurrence& p, const Kept& from, const Slopes& to) {
+__device__ inline void chunk_gradients(const Recurrence& p, const Kept& from, const Gradients& to) {
   extern __shared__ __align__(16) char memory[];
-  ChunkSlopes<T, Delta>(p, from, to, memory).run();
+  ChunkGradients<T, Delta>(p, from, to, memory).run();
 }
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_CHUNK_SLOPES(name, dtype, Delta)                                                  \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kSlopesThreads, 1) name(                  \
+#define MLX_CUDA_CHUNK_GRADIENTS(name, dtype, Delta)                                               \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::kGradientThreads, 1) name(                \
       __grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Kept from, \
-      __grid_constant__ const mlx_cuda::Slopes to) {                                               \
-    mlx_cuda::chunk_slopes<mlx_cuda::types::dtype, Delta>(p, from, to);                            \
+      __grid_constant__ const mlx_cuda::Gradients to) {                                            \
+    mlx_cuda::chunk_gradients<mlx_cuda::types::dtype, Delta>(p, from, to);                         \
   }
 
 #define MLX_CUDA_CHUNK_SHARED_SUMS(name, dtype)                                                                              \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::kSumThreads) name(__grid_constant__ const mlx_cuda::SharedSums p) { \
     mlx_cuda::chunk_shared_sums<mlx_cuda::types::dtype>(p);                                                                  \
   }
-MLX_CUDA_CHUNK_GRADIENT_KERNELS(MLX_CUDA_CHUNK_SLOPES, MLX_CUDA_CHUNK_SHARED_SUMS)
+MLX_CUDA_CHUNK_GRADIENT_KERNELS(MLX_CUDA_CHUNK_GRADIENTS, MLX_CUDA_CHUNK_SHARED_SUMS)

@@ -1,4 +1,4 @@
-// The base of primitives that recorded steps alone evaluate, and of which nobody asks derivatives.
+// The base of primitives that captured steps alone evaluate, and of which nobody asks derivatives.
 #pragma once
 
 #include "decoding/graph/capture_error.h"
@@ -11,12 +11,12 @@ namespace mlx_cuda {
 
 namespace mx = mlx::core;
 
-class Recorded : public mx::Primitive {
+class StepPrimitive : public mx::Primitive {
  public:
   using mx::Primitive::Primitive;
 
   void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw CaptureError("[decode_step] A recorded step runs on the GPU only.");
+    throw CaptureError("[decode_step] A captured step runs on the GPU only.");
   }
 };
 
