@@ -43,174 +43,184 @@ __device__ inline void scan_tokens(Recurrence p, Work work, StateTile& state, in
   state.load(p.state_out);
 }
 
+// Copies of a chunk: what is needed first, and the rest.
+template <bool Delta, bool Keep, typename T>
+__device__ inline void load_first(const ScanBlock<T, false>& m, int chunk) {
+  const long long block = m.of * m.from.chunks + chunk;
+  if constexpr (Delta) {
+    load_square(m.w, static_cast<const T*>(m.from.w) + block * kChunkKeys * kChunk, kChunkKeys);
+  }
+  load_square(
+      m.prepared, static_cast<const T*>(m.from.v) + (block * m.tiles * kScanColumns + m.first_value) * kChunk, kScanColumns);
+  m.load_decays(chunk, block);
+  if constexpr (!Keep) {
+    load_rows<T, kChunkKeys>(m.q, m.p, m.work, m.p.q, m.work.key_head, m.from.first + chunk * kChunk, 0, m.p.key_size);
+  }
+  commit_copies();
+}
+template <bool Keep, typename T>
+__device__ inline void load_rest(const ScanBlock<T, false>& m, int chunk) {
+  const long long block = m.of * m.from.chunks + chunk;
+  if constexpr (!Keep) {
+    load_square(m.scores, static_cast<const T*>(m.from.p) + block * kChunk * kChunk, kChunk);
+  }
+  load_rows<T, kChunkKeys>(m.k, m.p, m.work, m.p.k, m.work.key_head, m.from.first + chunk * kChunk, 0, m.p.key_size);
+  commit_copies();
+}
+
+// What the state gives: to y, and W S^T, which the corrections are without.
+template <bool Delta, bool Keep, typename T>
+__device__ inline void multiply_state(const ScanBlock<T, false>& m, float (&change)[2][4], float (&y)[2][4]) {
+#pragma unroll
+  for (int i = 0; i < kChunkKeys; i += 16) {
+    const uint4 of_state = right_transposed(m.state + i * kThin + m.half_of_values, kThin);
+    if constexpr (!Keep) {
+      const uint4 from_q = left(m.q + m.part * 16 * kPitch + i, kPitch);
+      mma(y, from_q, of_state, T{});
+    }
+    if constexpr (Delta) {
+      const uint4 from_w = left_transposed(m.w + i * kSquare + m.part * 16, kSquare);
+      mma(change, from_w, of_state, T{});
+    }
+  }
+}
+
+// Writes U, and U with the decay to the chunk's end; y gets that from its beginning.
+template <bool Delta, bool Keep, typename T>
+__device__ inline void put_corrections(
+    const ScanBlock<T, false>& m, const float* decay, const float (&change)[2][4], float (&y)[2][4]) {
+  float new_values[2][4];
+  sums_from<T>(left_transposed(m.prepared + m.half_of_values * kSquare + m.part * 16, kSquare), new_values[0], new_values[1]);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = m.part * 16 + m.g + half * 8;
+    const float until = decay[row];
+    const float onwards = decay[kChunk + row];
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      const float one = new_values[t][2 * half] - change[t][2 * half];
+      const float other = new_values[t][2 * half + 1] - change[t][2 * half + 1];
+      const int at = row * kThin + m.half_of_values + t * 8 + m.c;
+      write_pair(m.given + at, one, other);
+      const unsigned rounded = pack(one * onwards, other * onwards, T{});
+      *reinterpret_cast<unsigned*>(m.faded + at) = rounded;
+      if constexpr (Delta && Keep) {
+        const float2 large = unpack(rounded, T{});
+        write_pair(m.rest + at, one * onwards - large.x, other * onwards - large.y);
+      }
+      y[t][2 * half] *= until;
+      y[t][2 * half + 1] *= until;
+    }
+  }
+}
+
+// What the corrections of this token and those before it give to y.
+template <typename T>
+__device__ inline void multiply_scores(const ScanBlock<T, false>& m, float (&y)[2][4]) {
+#pragma unroll
+  for (int i = 0; i < kChunk / 16; ++i) {
+    if (i <= m.part) {  // no later tokens
+      const uint4 row_scores = left(m.scores + m.part * 16 * kSquare + i * 16, kSquare);
+      const uint4 of_u = right_transposed(m.given + i * 16 * kThin + m.half_of_values, kThin);
+      mma(y, row_scores, of_u, T{});
+    }
+  }
+}
+
+template <bool Delta, bool Keep, typename T>
+__device__ inline void advance_state(const ScanBlock<T, false>& m, float whole, StateTile& state) {
+  state.scale(whole);
+#pragma unroll
+  for (int i = 0; i < kChunk; i += 16) {
+    const uint4 of_u = right_transposed(m.faded + i * kThin + m.half_of_values, kThin);
+    const uint4 of_rest = Delta && Keep ? right_transposed(m.rest + i * kThin + m.half_of_values, kThin) : uint4{};
+#pragma unroll
+    for (int b = 0; b < kStateBlocks; ++b) {
+      const uint4 keys = left_transposed(m.k + i * kPitch + m.part * kStateRows + b * 16, kPitch);
+      if constexpr (Delta && Keep) {
+        mma(state.at[b], keys, of_rest, T{});
+      }
+      mma(state.at[b], keys, of_u, T{});
+    }
+  }
+  state.write(m.state);
+}
+
+// y to where it belongs: zeros for what is masked, whatever the state is.
+template <typename T>
+__device__ inline void write_results(const ScanBlock<T, false>& m, int chunk, float (&y)[2][4]) {
+  const Recurrence& p = m.p;
+  if (p.mask) [[unlikely]] {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int token = m.from.first + chunk * kChunk + m.part * 16 + m.g + half * 8;
+      if (token < m.work.end && !is_seen(p, m.work.batch, token)) {
+        y[0][2 * half] = y[0][2 * half + 1] = y[1][2 * half] = y[1][2 * half + 1] = 0;
+      }
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int token = m.from.first + chunk * kChunk + m.part * 16 + m.g + half * 8;
+    if (token < m.work.end) {
+      T* const out = static_cast<T*>(p.out) + m.work.out(p, token, m.first_value + m.half_of_values + m.c);
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        if (m.first_value + m.half_of_values + t * 8 < p.value_size) {
+          write_pair(out + t * 8, y[t][2 * half], y[t][2 * half + 1]);
+        }
+      }
+    }
+  }
+}
+
 template <typename T, bool Delta, bool Keep>
 __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const Prepared& from, const Kept& keep) {
   extern __shared__ __align__(16) char memory[];
-  T* const q = reinterpret_cast<T*>(memory);
-  T* const k = q + kChunk * kPitch;
-  T* const w = k + kChunk * kPitch;
-  T* const scores = w + kChunkKeys * kSquare;
-  T* const given = scores + kChunk * kSquare;  // V'
-  T* const s = given + kScanColumns * kSquare;
-  T* const u = s + kChunkKeys * kThin;
-  T* const fading = u + kChunk * kThin;     // u with the decay to the chunk's end
-  T* const rest = fading + kChunk * kThin;  // what 16 bits leave of that
-  float* const decays = reinterpret_cast<float*>(rest + kChunk * kThin);
-
-  const int tiles = (p.value_size + kScanColumns - 1) / kScanColumns;
-  const int first_value = block_of_all % tiles * kScanColumns;
-  const long long of = block_of_all / tiles;
-  const Work work(p, static_cast<int>(of));
-  // Four warps share the tokens, or the elements of a key; two of them the values.
-  const int part = threadIdx.x / 32 % 4;
-  const int half_of_values = threadIdx.x / 128 * 16;
-  const int lane = threadIdx.x % 32;
-  const int g = lane / 4;
-  const int c = lane % 4 * 2;
-  StateTile state(p, work, part * kStateRows, first_value, half_of_values);
-
-  // Copies of a chunk: what is needed first, and the rest.
-  const auto load_first = [&](int chunk) {
-    const long long block = of * from.chunks + chunk;
-    if constexpr (Delta) {
-      load_square(w, static_cast<const T*>(from.w) + block * kChunkKeys * kChunk, kChunkKeys);
-    }
-    load_square(given, static_cast<const T*>(from.v) + (block * tiles * kScanColumns + first_value) * kChunk, kScanColumns);
-    if (threadIdx.x < 2 * kChunk / 4) {
-      const int i = threadIdx.x * 4;
-      copy16_async(shared_address(decays + chunk % 2 * 2 * kChunk + i), from.decay + block * 2 * kChunk + i, true);
-    }
-    if constexpr (!Keep) {
-      load_rows<T, kChunkKeys>(q, p, work, p.q, work.key_head, from.first + chunk * kChunk, 0, p.key_size);
-    }
-    commit_copies();
-  };
-  const auto load_rest = [&](int chunk) {
-    const long long block = of * from.chunks + chunk;
-    if constexpr (!Keep) {
-      load_square(scores, static_cast<const T*>(from.p) + block * kChunk * kChunk, kChunk);
-    }
-    load_rows<T, kChunkKeys>(k, p, work, p.k, work.key_head, from.first + chunk * kChunk, 0, p.key_size);
-    commit_copies();
-  };
-
-  load_first(0);
-  load_rest(0);
-  state.write(s);
+  const ScanBlock<T, false> m{p, from, block_of_all, reinterpret_cast<T*>(memory)};
+  StateTile state(p, m.work, m.part * kStateRows, m.first_value, m.half_of_values);
+  load_first<Delta, Keep>(m, 0);
+  load_rest<Keep>(m, 0);
+  state.write(m.state);
   for (int chunk = 0; chunk < from.chunks; ++chunk) {
-    const float* const decay = decays + chunk % 2 * 2 * kChunk;
+    const float* const decay = m.decay(chunk);
     wait_copies<1>();
     __syncthreads();  // the state, W, V', q and the decays are there
     const bool more = chunk + 1 < from.chunks;
     if (!Keep && decay[2 * kChunk - 1] != 1.0f) [[unlikely]] {
       wait_copies<0>();
-      scan_tokens(p, work, state, from.first + chunk * kChunk, first_value);
+      scan_tokens(p, m.work, state, from.first + chunk * kChunk, m.first_value);
       if (more) {
-        load_first(chunk + 1);
-        load_rest(chunk + 1);
+        load_first<Delta, Keep>(m, chunk + 1);
+        load_rest<Keep>(m, chunk + 1);
       }
-      state.write(s);
+      state.write(m.state);
       continue;
     }
     if constexpr (Keep) {
-      write_columns(static_cast<T*>(keep.states), of * from.chunks + chunk, p, first_value, s, kChunkKeys, p.key_size);
+      write_columns(static_cast<T*>(keep.states), m.of * from.chunks + chunk, p, m.first_value, m.state, kChunkKeys, p.key_size);
     }
-
     float change[2][4]{};
     float y[2][4]{};
-#pragma unroll
-    for (int i = 0; i < kChunkKeys; i += 16) {
-      const uint4 of_state = right_transposed(s + i * kThin + half_of_values, kThin);
-      if constexpr (!Keep) {
-        const uint4 from_q = left(q + part * 16 * kPitch + i, kPitch);
-        mma(y, from_q, of_state, T{});
-      }
-      if constexpr (Delta) {
-        const uint4 from_w = left_transposed(w + i * kSquare + part * 16, kSquare);
-        mma(change, from_w, of_state, T{});
-      }
-    }
-    float new_values[2][4];
-    sums_from<T>(left_transposed(given + half_of_values * kSquare + part * 16, kSquare), new_values[0], new_values[1]);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = part * 16 + g + half * 8;
-      const float until = decay[row];
-      const float onwards = decay[kChunk + row];
-#pragma unroll
-      for (int t = 0; t < 2; ++t) {
-        const float one = new_values[t][2 * half] - change[t][2 * half];
-        const float other = new_values[t][2 * half + 1] - change[t][2 * half + 1];
-        const int at = row * kThin + half_of_values + t * 8 + c;
-        write_pair(u + at, one, other);
-        const unsigned rounded = pack(one * onwards, other * onwards, T{});
-        *reinterpret_cast<unsigned*>(fading + at) = rounded;
-        if constexpr (Delta && Keep) {
-          const float2 large = unpack(rounded, T{});
-          write_pair(rest + at, one * onwards - large.x, other * onwards - large.y);
-        }
-        y[t][2 * half] *= until;
-        y[t][2 * half + 1] *= until;
-      }
-    }
+    multiply_state<Delta, Keep>(m, change, y);
+    put_corrections<Delta, Keep>(m, decay, change, y);
     wait_copies<0>();
     __syncthreads();  // u, the scores and k are there, and W, V', q and the state's copy are done with
     if (more) {
-      load_first(chunk + 1);
+      load_first<Delta, Keep>(m, chunk + 1);
     }
     if constexpr (Keep) {
-      write_columns(static_cast<T*>(keep.changes), of * from.chunks + chunk, p, first_value, u, kChunk, kChunk);
+      write_columns(static_cast<T*>(keep.changes), m.of * from.chunks + chunk, p, m.first_value, m.given, kChunk, kChunk);
+    } else {
+      multiply_scores(m, y);
     }
-
-#pragma unroll
-    for (int i = 0; i < kChunk / 16; ++i) {
-      if (!Keep && i <= part) {  // no later tokens
-        const uint4 row_scores = left(scores + part * 16 * kSquare + i * 16, kSquare);
-        const uint4 of_u = right_transposed(u + i * 16 * kThin + half_of_values, kThin);
-        mma(y, row_scores, of_u, T{});
-      }
-    }
-    const float whole = decay[kChunk - 1];
-    state.scale(whole);
-#pragma unroll
-    for (int i = 0; i < kChunk; i += 16) {
-      const uint4 of_u = right_transposed(fading + i * kThin + half_of_values, kThin);
-      const uint4 of_rest = Delta && Keep ? right_transposed(rest + i * kThin + half_of_values, kThin) : uint4{};
-#pragma unroll
-      for (int b = 0; b < kStateBlocks; ++b) {
-        const uint4 keys = left_transposed(k + i * kPitch + part * kStateRows + b * 16, kPitch);
-        if constexpr (Delta && Keep) {
-          mma(state.at[b], keys, of_rest, T{});
-        }
-        mma(state.at[b], keys, of_u, T{});
-      }
-    }
-    state.write(s);
+    advance_state<Delta, Keep>(m, decay[kChunk - 1], state);
     __syncthreads();  // the scores and k are done with
     if (more) {
-      load_rest(chunk + 1);
+      load_rest<Keep>(m, chunk + 1);
     }
-    if (!Keep && p.mask) [[unlikely]] {  // what is masked gives zeros, whatever the state is
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int token = from.first + chunk * kChunk + part * 16 + g + half * 8;
-        if (token < work.end && !is_seen(p, work.batch, token)) {
-          y[0][2 * half] = y[0][2 * half + 1] = y[1][2 * half] = y[1][2 * half + 1] = 0;
-        }
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int token = from.first + chunk * kChunk + part * 16 + g + half * 8;
-      if (!Keep && token < work.end) {
-        T* const out = static_cast<T*>(p.out) + work.out(p, token, first_value + half_of_values + c);
-#pragma unroll
-        for (int t = 0; t < 2; ++t) {
-          if (first_value + half_of_values + t * 8 < p.value_size) {
-            write_pair(out + t * 8, y[t][2 * half], y[t][2 * half + 1]);
-          }
-        }
-      }
+    if constexpr (!Keep) {
+      write_results(m, chunk, y);
     }
   }
   if constexpr (!Keep) {

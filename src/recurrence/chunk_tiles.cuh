@@ -179,6 +179,44 @@ class StateTile {
   long long place_;
 };
 
+// What a block of a scan has in shared memory, and where its threads stand in products: four warps share the tokens, or the
+// elements of a key; two of them the values. `Back`: of chunk_scan_back, which has no V'.
+template <typename T, bool Back>
+struct ScanBlock {
+  const Recurrence& p;
+  const Prepared& from;
+  int block;
+  T* q;  // the first
+  T* k = q + kChunk * kPitch;
+  T* w = k + kChunk * kPitch;
+  T* scores = w + kChunkKeys * kSquare;
+  T* prepared = scores + kChunk * kSquare;                          // V'
+  T* state = prepared + (Back ? 0 : kScanColumns * kSquare);        // S, or R
+  T* given = state + kChunkKeys * kThin;                            // U, or dY
+  T* faded = given + kChunk * kThin;                                // that with the decay to the chunk's end, or from its beginning
+  T* rest = faded + kChunk * kThin;                                 // what 16 bits leave of that, or dU
+  float* decays = reinterpret_cast<float*>(rest + kChunk * kThin);  // of two chunks
+  int tiles = (p.value_size + kScanColumns - 1) / kScanColumns;
+  int first_value = block % tiles * kScanColumns;
+  long long of = block / tiles;
+  Work work{p, static_cast<int>(of)};
+  int part = threadIdx.x / 32 % 4;
+  int half_of_values = threadIdx.x / 128 * 16;
+  int lane = threadIdx.x % 32;
+  int g = lane / 4;
+  int c = lane % 4 * 2;
+
+  __device__ float* decay(int chunk) const {
+    return decays + chunk % 2 * 2 * kChunk;
+  }
+  __device__ void load_decays(int chunk, long long block_of_chunk) const {
+    if (threadIdx.x < 2 * kChunk / 4) {
+      const int i = threadIdx.x * 4;
+      copy16_async(shared_address(decay(chunk) + i), from.decay + block_of_chunk * 2 * kChunk + i, true);
+    }
+  }
+};
+
 // What a block of a scan has of a chunk, 32 columns of the values, to where the chunk's rows are, of which there are so many.
 template <typename T>
 __device__ inline void write_columns(

@@ -55,15 +55,11 @@ inline constexpr int kSumThreads = 256;
 
 inline constexpr unsigned kPrepareBytes =
     kChunk * (2 * (kChunkKeys + kPad) + kChunkColumns + kPad) * 2 + kChunk * (kChunk + kPad + 3) * 4;
-inline constexpr unsigned kScanBytes = (2 * kChunk * (kChunkKeys + kPad) + (kChunkKeys + kChunk + kScanColumns) * (kChunk + kPad) +
-                                        (kChunkKeys + 3 * kChunk) * (kScanColumns + kPad)) *
-                                           2 +
-                                       2 * 2 * kChunk * 4;
-
 inline constexpr unsigned kScanBackBytes = (2 * kChunk * (kChunkKeys + kPad) + (kChunkKeys + kChunk) * (kChunk + kPad) +
                                             (kChunkKeys + 3 * kChunk) * (kScanColumns + kPad)) *
                                                2 +
                                            2 * 2 * kChunk * 4;
+inline constexpr unsigned kScanBytes = kScanBackBytes + kScanColumns * (kChunk + kPad) * 2;  // for V'
 
 inline constexpr unsigned kGradientBytes =
     ((5 * kChunk + 2 * kChunkKeys) * (kGradientValues + kPad) + 3 * kChunk * (kChunk + kPad)) * 2 +
