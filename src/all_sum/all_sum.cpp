@@ -51,12 +51,12 @@ class AllSum final : public Fused {
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     const mx::array sum = mx::distributed::all_sum(inputs[0], group_, queue());
     return {inputs.size() == 1 ? sum : mx::add(sum, inputs[1], queue())};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder&) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder&) override {
     encode_all_sum(*peers_, inputs[0], inputs.size() == 1 ? std::nullopt : std::optional(inputs[1]), outputs[0], stream());
   }
 
@@ -144,8 +144,7 @@ void encode_all_sum(
   const auto parts = ceil_div<long long>(params.size, AllSumParams::kData);
   params.parts =
       static_cast<int>(std::min<long long>(ceil_div<long long>(parts, most * warps), AllSumParams::most_parts(peers.count)));
-  CUfunction kernel = kernels.function(kernel_for(table, type_name(out.dtype())));
-  enable_pdl(kernel);
+  CUfunction kernel = with_pdl(kernels.function(kernel_for(table, type_name(out.dtype()))));
   const auto blocks = std::min<long long>(ceil_div<long long>(parts, params.parts * warps), most);
   node.launch(kernel, dim3(blocks), AllSumParams::kThreads, 0, params);
 }

@@ -1,7 +1,8 @@
 // Memory of each GPU of a group of processes that the others write to, over NVLink or PCIe.
 #pragma once
 
-#include <mlx/array.h>
+#include "runtime/arrays.h"
+
 #include <mlx/distributed/distributed.h>
 #include <mlx/stream.h>
 
@@ -10,8 +11,6 @@
 #include <memory>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 struct Peers {
   static constexpr int kMost = 8;  // processes

@@ -1,16 +1,14 @@
 // A call of attention: its arrays and its options.
 #pragma once
 
-#include <mlx/array.h>
+#include "runtime/arrays.h"
+
 #include <mlx/stream.h>
 
 #include <array>
 #include <optional>
-#include <vector>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // What a query sees, how its scores become weights, and which results are wanted.
 struct AttentionOptions {

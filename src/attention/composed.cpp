@@ -6,7 +6,7 @@
 
 namespace mlx_cuda {
 
-std::vector<mx::array> composed_attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& on) {
+Arrays composed_attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& on) {
   auto wide = [&](const mx::array& of) { return mx::astype(of, mx::float32, on); };
   const auto& [q, key_heads, value_heads, table, mask, starts, ends, sinks] = in;
   const int batch = q.shape(0);

@@ -7,7 +7,7 @@
 
 namespace mlx_cuda {
 
-GivenArrays add_optional(const AttentionArrays& in, std::vector<mx::array>& inputs) {
+GivenArrays add_optional(const AttentionArrays& in, Arrays& inputs) {
   GivenArrays given{};
   for (std::size_t i = 0; i < kOptionalArrays.size(); ++i) {
     if (const auto& array = in.*kOptionalArrays[i]) {
@@ -18,8 +18,7 @@ GivenArrays add_optional(const AttentionArrays& in, std::vector<mx::array>& inpu
   return given;
 }
 
-AttentionArrays with_optional(
-    AttentionArrays in, const GivenArrays& given, const std::vector<mx::array>& inputs, std::size_t next) {
+AttentionArrays with_optional(AttentionArrays in, const GivenArrays& given, const Arrays& inputs, std::size_t next) {
   for (std::size_t i = 0; i < kOptionalArrays.size(); ++i) {
     if (given[i]) {
       in.*kOptionalArrays[i] = inputs[next++];
@@ -28,15 +27,15 @@ AttentionArrays with_optional(
   return in;
 }
 
-std::vector<mx::Shape> AttentionPrimitive::output_shapes(const std::vector<mx::array>& inputs) {
+std::vector<mx::Shape> AttentionPrimitive::output_shapes(const Arrays& inputs) {
   return attention_shapes(inputs[0], inputs[2], options().lse);
 }
 
-AttentionArrays AttentionPrimitive::arrays(const std::vector<mx::array>& inputs) const {
+AttentionArrays AttentionPrimitive::arrays(const Arrays& inputs) const {
   return with_optional({inputs[0], inputs[1], inputs[2]}, state_.given, inputs, 3);
 }
 
-std::vector<mx::array> attention_results(std::shared_ptr<mx::Primitive> primitive, const std::vector<mx::array>& inputs) {
+Arrays attention_results(std::shared_ptr<mx::Primitive> primitive, const Arrays& inputs) {
   std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
   std::vector<mx::Dtype> dtypes(shapes.size(), mx::float32);
   dtypes[0] = inputs[0].dtype();

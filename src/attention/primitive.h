@@ -12,8 +12,8 @@ namespace mlx_cuda {
 using GivenArrays = std::array<bool, kOptionalArrays.size()>;
 
 // Adds them to the inputs of a primitive, and finds them there again, from the input `next` on.
-GivenArrays add_optional(const AttentionArrays& in, std::vector<mx::array>& inputs);
-AttentionArrays with_optional(AttentionArrays in, const GivenArrays& given, const std::vector<mx::array>& inputs, std::size_t next);
+GivenArrays add_optional(const AttentionArrays& in, Arrays& inputs);
+AttentionArrays with_optional(AttentionArrays in, const GivenArrays& given, const Arrays& inputs, std::size_t next);
 
 // What tells calls apart beside the shapes.
 struct AttentionState {
@@ -28,10 +28,10 @@ class AttentionPrimitive : public Stateful<AttentionState> {
  public:
   using Stateful::Stateful;
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override;
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
 
  protected:
-  AttentionArrays arrays(const std::vector<mx::array>& inputs) const;
+  AttentionArrays arrays(const Arrays& inputs) const;
 
   const AttentionOptions& options() const {
     return state_.options;
@@ -39,14 +39,14 @@ class AttentionPrimitive : public Stateful<AttentionState> {
 };
 
 // The outputs of a primitive of attention: the first of its inputs' dtype, and lse.
-std::vector<mx::array> attention_results(std::shared_ptr<mx::Primitive> primitive, const std::vector<mx::array>& inputs);
+Arrays attention_results(std::shared_ptr<mx::Primitive> primitive, const Arrays& inputs);
 
 // Shapes of the outputs of attention.
 std::vector<mx::Shape> attention_shapes(const mx::array& q, const mx::array& v, bool lse);
 
 template <typename P>
-std::vector<mx::array> attention_by(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream) {
-  std::vector<mx::array> inputs{in.q, in.k, in.v};
+Arrays attention_by(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream) {
+  Arrays inputs{in.q, in.k, in.v};
   const AttentionState state{options, add_optional(in, inputs)};
   return attention_results(std::make_shared<P>(stream, state), inputs);
 }

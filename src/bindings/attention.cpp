@@ -18,7 +18,6 @@
 #include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 namespace mlx_cuda {
 
@@ -26,8 +25,6 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace {
-
-using Arrays = std::vector<mx::array>;
 
 // A function of a call.
 template <auto function>

@@ -325,7 +325,7 @@ void keep(CallKey& key, nb::handle result, Sizes sizes) {
 }
 
 nb::object repeat(const Entry& entry, std::vector<const mx::array*>& values) {
-  std::vector<mx::array> made;
+  Arrays made;
   entry.graph.repeat(values, made);
   const auto& places = entry.graph.results();
   if (!entry.is_tuple) {

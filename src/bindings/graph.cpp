@@ -26,7 +26,7 @@ const mx::array* passed_on(const mx::array& in) {
 
 }  // namespace
 
-std::optional<Graph> Graph::between(const Arrays& arguments, const Arrays& results, bool traced) {
+std::optional<Graph> Graph::between(const ArrayPointers& arguments, const ArrayPointers& results, bool traced) {
   Graph graph;
   for (const auto* argument : arguments) {
     graph.places_.emplace(argument->id(), static_cast<Place>(graph.places_.size()));
@@ -99,7 +99,7 @@ bool Graph::one_step_reads(std::uint64_t arguments) const {
   return true;
 }
 
-void Graph::repeat(Arrays& values, std::vector<mx::array>& made) const {
+void Graph::repeat(ArrayPointers& values, Arrays& made) const {
   made.reserve(outputs_);  // so that they stay where they are
   for (const auto& step : steps_) {
     if (const auto* constant = std::get_if<mx::array>(&step)) {
@@ -107,7 +107,7 @@ void Graph::repeat(Arrays& values, std::vector<mx::array>& made) const {
       continue;
     }
     const Node& node = std::get<Node>(step);
-    std::vector<mx::array> inputs;
+    Arrays inputs;
     inputs.reserve(node.inputs.size());
     for (const Place place : node.inputs) {
       inputs.push_back(*values[place]);

@@ -1,7 +1,7 @@
 // The part of MLX's graph that a call adds to it, from its arguments to its results, kept to be added again for other arrays.
 #pragma once
 
-#include <mlx/array.h>
+#include "runtime/arrays.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -13,28 +13,26 @@
 
 namespace mlx_cuda {
 
-namespace mx = mlx::core;
-
 // Whether it is a primitive of ours. MLX's operations build their nodes by the transformation under way (gradients, a compilation
 // without shapes), of which arguments tell only that there is one.
 bool is_own(const mx::Primitive& primitive);
 
 class Graph {
  public:
-  using Arrays = std::vector<const mx::array*>;
+  using ArrayPointers = std::vector<const mx::array*>;
   using Place = std::uint32_t;  // of the arguments in their order, and of what the steps make after them
 
   // What leads to results that are not evaluated, from different arguments, without what only says how derivatives are taken.
   // Nothing where there are more steps than are worth keeping; nor for arguments that are transformed (`traced`), unless all steps
   // are our own.
-  static std::optional<Graph> between(const Arrays& arguments, const Arrays& results, bool traced);
+  static std::optional<Graph> between(const ArrayPointers& arguments, const ArrayPointers& results, bool traced);
 
   // Whether at most one step reads these arguments (bit i: argument i), and it reads others too. Steps that cast or copy one of
   // them have its shape.
   bool one_step_reads(std::uint64_t arguments) const;
 
   // The same for other arguments of equal shapes and dtypes: `values` holds them, and then all that is made, which `made` owns.
-  void repeat(Arrays& values, std::vector<mx::array>& made) const;
+  void repeat(ArrayPointers& values, Arrays& made) const;
 
   // The results' places in these values.
   const std::vector<Place>& results() const {

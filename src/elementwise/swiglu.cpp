@@ -48,12 +48,11 @@ class SwiGLU final : public Fused {
   DEFINE_NAME(SwiGLU)
   DEFINE_DEFAULT_IS_EQUIVALENT()
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {inputs[0].shape()};
   }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override {
     mx::array gate = inputs[0];
     mx::array up = inputs[1];
     const int axis = axes[0] >= 0 ? axes[0] : axes[1];
@@ -68,11 +67,11 @@ class SwiGLU final : public Fused {
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     return {composed(inputs[0], inputs[1], queue())};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     const Rows gate = as_rows(inputs[0], encoder, stream());
     const Rows up = as_rows(inputs[1], encoder, stream());

@@ -20,8 +20,8 @@ Parts parts_of(const LinearAttention& in, Way way) {
   return {way, in.state.has_value(), in.mask.has_value(), in.offsets.has_value()};
 }
 
-std::vector<mx::array> to_inputs(const LinearAttention& in) {
-  std::vector<mx::array> inputs{in.q, in.k, in.v, in.g, in.beta};
+Arrays to_inputs(const LinearAttention& in) {
+  Arrays inputs{in.q, in.k, in.v, in.g, in.beta};
   for (const auto& each : {in.state, in.mask, in.offsets}) {
     if (each) {
       inputs.push_back(*each);
@@ -30,7 +30,7 @@ std::vector<mx::array> to_inputs(const LinearAttention& in) {
   return inputs;
 }
 
-LinearAttention from_inputs(const std::vector<mx::array>& in, const Parts& parts) {
+LinearAttention from_inputs(const Arrays& in, const Parts& parts) {
   std::size_t place = 5;
   const auto optional = [&](bool there) { return there ? std::optional(in[place++]) : std::nullopt; };
   LinearAttention result{in[0], in[1], in[2], in[3], in[4], {}, {}, {}};
@@ -83,21 +83,21 @@ Prepared PreparedMemory::divide(char* base, int chunks, std::int64_t heads) cons
   return result;
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> vmap_as_batch(
-    const std::vector<mx::array>& inputs,
+std::pair<Arrays, std::vector<int>> vmap_as_batch(
+    const Arrays& inputs,
     const std::vector<int>& axes,
-    const std::function<std::vector<mx::array>(const std::vector<mx::array>&)>& apply,
+    const std::function<Arrays(const Arrays&)>& apply,
     const mx::Stream& stream) {
   const auto mapped = std::find_if(axes.begin(), axes.end(), [](int axis) { return axis >= 0; }) - axes.begin();
   const int entries = inputs[mapped].shape(axes[mapped]);
-  std::vector<mx::array> flat;
+  Arrays flat;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     mx::array in = axes[i] < 0 ? mx::expand_dims(inputs[i], 0, stream) : mx::moveaxis(inputs[i], axes[i], 0, stream);
     mx::Shape shape = in.shape();
     shape[0] = entries;
     flat.push_back(mx::flatten(mx::broadcast_to(in, shape, stream), 0, 1, stream));
   }
-  std::vector<mx::array> outputs = apply(flat);
+  Arrays outputs = apply(flat);
   for (mx::array& out : outputs) {
     out = mx::unflatten(out, 0, {entries, -1}, stream);
   }

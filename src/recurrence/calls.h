@@ -25,8 +25,8 @@ struct Parts {
 };
 
 Parts parts_of(const LinearAttention& in, Way way);
-std::vector<mx::array> to_inputs(const LinearAttention& in);
-LinearAttention from_inputs(const std::vector<mx::array>& in, const Parts& parts);
+Arrays to_inputs(const LinearAttention& in);
+LinearAttention from_inputs(const Arrays& in, const Parts& parts);
 
 Operand operand(const mx::array& in, KernelNode& node);
 
@@ -46,10 +46,10 @@ struct PreparedMemory {
 };
 
 // vmap of what takes and gives arrays whose first dimension is the batch: the entries of the new axis are more of it.
-std::pair<std::vector<mx::array>, std::vector<int>> vmap_as_batch(
-    const std::vector<mx::array>& inputs,
+std::pair<Arrays, std::vector<int>> vmap_as_batch(
+    const Arrays& inputs,
     const std::vector<int>& axes,
-    const std::function<std::vector<mx::array>(const std::vector<mx::array>&)>& apply,
+    const std::function<Arrays(const Arrays&)>& apply,
     const mx::Stream& stream);
 
 }  // namespace mlx_cuda

@@ -29,7 +29,6 @@ KernelModule chunked("chunked");
 using Keys = KernelRow<int, bool>;
 constexpr auto kRecurrent = std::to_array<Keys>({MLX_CUDA_RECURRENT_KERNELS(MLX_CUDA_KEYS_ROW)});
 constexpr auto kRecurrentFew = std::to_array<Keys>({MLX_CUDA_RECURRENT_FEW_KERNELS(MLX_CUDA_KEYS_ROW)});
-#define MLX_CUDA_NO_ROW(...)
 using Delta = KernelRow<std::string_view, bool>;
 constexpr auto kPrepare = std::to_array<Delta>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kScan = std::to_array<Delta>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
@@ -42,18 +41,17 @@ class Recurrent final : public Stateful<Parts> {
 
   DEFINE_NAME(LinearAttention)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     const LinearAttention in = from_inputs(inputs, state_);
     const int sequences = in.offsets ? in.offsets->shape(0) - 1 : in.v.shape(0);
     return {in.v.shape(), {sequences, in.v.shape(2), in.v.shape(3), in.k.shape(3)}};
   }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override {
     if (state_.offsets) {
       throw std::invalid_argument("[linear_attention] Packed sequences have no vmap.");
     }
-    const auto apply = [this](const std::vector<mx::array>& in) -> std::vector<mx::array> {
+    const auto apply = [this](const Arrays& in) -> Arrays {
       auto [y, state] = linear_attention(from_inputs(in, state_), state_.way, queue());
       return {std::move(y), std::move(state)};
     };
@@ -65,7 +63,7 @@ class Recurrent final : public Stateful<Parts> {
     return state_.way.delta && !state_.offsets;
   }
 
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     if (!is_composable()) {
       throw std::invalid_argument("[linear_attention] This is differentiated in Python.");
     }
@@ -73,7 +71,7 @@ class Recurrent final : public Stateful<Parts> {
     return mx::fast::gated_delta_update(in.q, in.k, in.v, in.g, in.beta, in.state, in.mask, queue());
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     const bool takes_over = state_.state && inputs[5].is_donatable() && inputs[5].flags().row_contiguous && on_16_bytes(inputs[5]);
     LinearAttention in = from_inputs(inputs, state_);
     in.q = with_readable_rows(in.q, encoder, stream());
@@ -164,10 +162,9 @@ class Recurrent final : public Stateful<Parts> {
 }  // namespace
 
 std::pair<mx::array, mx::array> linear_attention(const LinearAttention& in, Way way, const mx::Stream& stream) {
-  std::vector<mx::array> inputs = to_inputs(in);
+  Arrays inputs = to_inputs(in);
   auto primitive = std::make_shared<Recurrent>(stream, parts_of(in, way));
-  std::vector<mx::array> results =
-      mx::array::make_arrays(primitive->output_shapes(inputs), {in.v.dtype(), mx::float32}, primitive, inputs);
+  Arrays results = mx::array::make_arrays(primitive->output_shapes(inputs), {in.v.dtype(), mx::float32}, primitive, inputs);
   return {results[0], results[1]};
 }
 

@@ -4,7 +4,6 @@
 
 #include <optional>
 #include <utility>
-#include <vector>
 
 namespace mlx_cuda {
 
@@ -33,12 +32,12 @@ std::pair<mx::array, mx::array> linear_attention(const LinearAttention& in, Way 
 // gradients and change_gradients of Kept (chunked_params.h) in the dtype of the values, the gradient of the first state, and with
 // the delta rule also Kept's solve. `dy` are the gradients of y, in its dtype, and `last` those of the last state in float32. None
 // where there are no kernels.
-std::optional<std::vector<mx::array>> linear_attention_scan(
+std::optional<Arrays> linear_attention_scan(
     const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream);
 
 // The gradients of q, k, v, and in float32 of g and beta, by what that gives: values of up to 128 elements, on a GPU with so much
 // shared memory. None where no kernel takes the call.
-std::optional<std::vector<mx::array>> linear_attention_gradients(
-    const LinearAttention& in, const mx::array& dy, const std::vector<mx::array>& scan, const mx::Stream& stream);
+std::optional<Arrays> linear_attention_gradients(
+    const LinearAttention& in, const mx::array& dy, const Arrays& scan, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

@@ -24,7 +24,6 @@ KernelModule chunked("chunked");
 KernelModule chunked_back("chunked_back");
 KernelModule gradients_module("chunk_gradients");
 
-#define MLX_CUDA_NO_ROW(...)
 using Row = KernelRow<std::string_view, bool>;
 constexpr auto kPrepare = std::to_array<Row>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kScans = std::to_array<Row>({MLX_CUDA_CHUNKED_BACK_KERNELS(MLX_CUDA_KERNEL_ROW)});
@@ -38,14 +37,13 @@ class Derivative : public Stateful<Parts> {
  public:
   using Stateful::Stateful;
 
-  static std::vector<mx::array> results(const std::vector<mx::array>& inputs, const Parts& parts, const mx::Stream& stream) {
+  static Arrays results(const Arrays& inputs, const Parts& parts, const mx::Stream& stream) {
     auto primitive = std::make_shared<Own>(stream, parts);
     return mx::array::make_arrays(primitive->output_shapes(inputs), primitive->output_dtypes(inputs[2].dtype()), primitive, inputs);
   }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
-    const auto apply = [this](const std::vector<mx::array>& in) { return results(in, state_, queue()); };
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override {
+    const auto apply = [this](const Arrays& in) { return results(in, state_, queue()); };
     return vmap_as_batch(inputs, axes, apply, queue());
   }
 
@@ -54,12 +52,12 @@ class Derivative : public Stateful<Parts> {
     return false;
   }
 
-  std::vector<mx::array> compose(const std::vector<mx::array>&) const override {
+  Arrays compose(const Arrays&) const override {
     throw std::invalid_argument(std::string("[") + name() + "] This is differentiated in Python.");
   }
 
   // The call among the inputs.
-  LinearAttention call(const std::vector<mx::array>& inputs, mx::cu::CommandEncoder& encoder) {
+  LinearAttention call(const Arrays& inputs, mx::cu::CommandEncoder& encoder) {
     LinearAttention in = from_inputs(inputs, state_);
     in.q = with_readable_rows(in.q, encoder, stream());
     in.k = with_readable_rows(in.k, encoder, stream());
@@ -75,7 +73,7 @@ class ScanBack final : public Derivative<ScanBack> {
 
   DEFINE_NAME(LinearAttentionScan)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     const mx::array &k = inputs[1], &v = inputs[2];
     const int batch = v.shape(0), heads = v.shape(2), chunks = ceil_div(v.shape(1), kChunk);
     const mx::Shape state{batch, heads, chunks, k.shape(3), v.shape(3)};
@@ -94,7 +92,7 @@ class ScanBack final : public Derivative<ScanBack> {
   }
 
  protected:
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     LinearAttention in = call(inputs, encoder);
     if (in.state) {
       in.state = contiguous(*in.state, encoder, stream());
@@ -146,7 +144,7 @@ class ChunkGradients final : public Derivative<ChunkGradients> {
 
   DEFINE_NAME(LinearAttentionGradients)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     const mx::array &k = inputs[1], &v = inputs[2];
     const mx::Shape gates{v.shape(0), v.shape(1), v.shape(2)};
     return {k.shape(), k.shape(), v.shape(), gates, gates};
@@ -157,11 +155,11 @@ class ChunkGradients final : public Derivative<ChunkGradients> {
   }
 
  protected:
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     const LinearAttention in = call(inputs, encoder);
     std::size_t next = state_.count();
     const mx::array dy = with_readable_rows(inputs[next++], encoder, stream());
-    std::vector<mx::array> found;
+    Arrays found;
     for (; next < inputs.size(); ++next) {
       found.push_back(contiguous_on_16_bytes(inputs[next], encoder, stream()));
     }
@@ -213,7 +211,7 @@ class ChunkGradients final : public Derivative<ChunkGradients> {
 
 }  // namespace
 
-std::optional<std::vector<mx::array>> linear_attention_scan(
+std::optional<Arrays> linear_attention_scan(
     const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream) {
   mx::cu::device(stream.device).make_current();
   const bool there = are_available([&] {
@@ -223,14 +221,14 @@ std::optional<std::vector<mx::array>> linear_attention_scan(
   if (!there) {
     return std::nullopt;
   }
-  std::vector<mx::array> inputs = to_inputs(in);
+  Arrays inputs = to_inputs(in);
   inputs.push_back(dy);
   inputs.push_back(last);
   return ScanBack::results(inputs, parts_of(in, {delta, true}), stream);
 }
 
-std::optional<std::vector<mx::array>> linear_attention_gradients(
-    const LinearAttention& in, const mx::array& dy, const std::vector<mx::array>& scan, const mx::Stream& stream) {
+std::optional<Arrays> linear_attention_gradients(
+    const LinearAttention& in, const mx::array& dy, const Arrays& scan, const mx::Stream& stream) {
   mx::cu::device(stream.device).make_current();
   if (in.v.shape(3) > kGradientValues || shared_memory_limit() < static_cast<int>(kGradientBytes)) {
     return std::nullopt;
@@ -247,7 +245,7 @@ std::optional<std::vector<mx::array>> linear_attention_gradients(
   }
   LinearAttention own = in;
   own.state.reset();
-  std::vector<mx::array> inputs = to_inputs(own);
+  Arrays inputs = to_inputs(own);
   inputs.push_back(dy);
   inputs.insert(inputs.end(), scan.begin(), scan.begin() + 4);
   if (delta) {

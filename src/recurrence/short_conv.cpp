@@ -20,7 +20,6 @@ namespace {
 
 KernelModule kernels("short_conv");
 
-#define MLX_CUDA_NO_ROW(...)
 constexpr auto kToken =
     std::to_array<KernelRow<std::string_view>>({MLX_CUDA_SHORT_CONV_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kTokens =
@@ -38,14 +37,14 @@ class ShortConvolution final : public Stateful<ShortConvParts> {
 
   DEFINE_NAME(ShortConvolution)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     const mx::array& x = inputs[0];
     const int kept = inputs[1].shape(1) - 1;
     return {{x.shape(0), x.shape(1) - (state_.padded ? 0 : kept), x.shape(2)}, {x.shape(0), kept, x.shape(2)}};
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     const ShortConv in = named(inputs);
     const int kept = in.weight.shape(1) - 1, channels = in.x.shape(2);
     mx::array rows = in.x;
@@ -64,7 +63,7 @@ class ShortConvolution final : public Stateful<ShortConvParts> {
     return {out, mx::slice(rows, {0, length, 0}, {rows.shape(0), length + kept, channels}, queue())};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     const mx::array &out = outputs[0], &weight = inputs[1];
     const bool vectors = out.shape(2) % ShortConvParams::kTile == 0 && (weight.shape(1) == 3 || weight.shape(1) == 4);
     if (out.shape(1) != 1 && (out.size() == 0 || !vectors)) {  // a graph that was made for one token
@@ -76,7 +75,7 @@ class ShortConvolution final : public Stateful<ShortConvParts> {
   }
 
  private:
-  ShortConv named(const std::vector<mx::array>& inputs) const {
+  ShortConv named(const Arrays& inputs) const {
     ShortConv in{inputs[0], inputs[1], std::nullopt, std::nullopt, state_.padded};
     if (state_.bias) {
       in.bias = inputs[2];
@@ -91,13 +90,13 @@ class ShortConvolution final : public Stateful<ShortConvParts> {
 }  // namespace
 
 std::pair<mx::array, mx::array> short_conv(const ShortConv& in, bool silu, const mx::Stream& stream) {
-  std::vector<mx::array> inputs{in.x, in.weight};
+  Arrays inputs{in.x, in.weight};
   for (const auto& each : {in.bias, in.state}) {
     if (each) {
       inputs.push_back(*each);
     }
   }
-  const std::vector<mx::array> results = results_of<ShortConvolution>(
+  const Arrays results = results_of<ShortConvolution>(
       inputs, in.x.dtype(), stream, ShortConvParts{in.bias.has_value(), in.state.has_value(), in.padded, silu});
   return {results[0], results[1]};
 }
@@ -148,10 +147,7 @@ void encode_short_conv(
   params.next = node.writes(next);
   const std::string dtype = type_name(out.dtype());
   CUfunction kernel = kernels.function(tiled ? kernel_for(kTokens, dtype, params.taps) : kernel_for(kToken, dtype));
-  if (constant) {
-    enable_pdl(kernel);
-  }
-  node.launch(kernel, blocks, ShortConvParams::kThreads, 0, params);
+  node.launch(constant ? with_pdl(kernel) : kernel, blocks, ShortConvParams::kThreads, 0, params);
 }
 
 }  // namespace mlx_cuda

@@ -13,17 +13,16 @@ namespace mlx_cuda {
 
 namespace {
 
-using Function = std::function<std::vector<mx::array>(const std::vector<mx::array>&)>;
+using Function = std::function<Arrays(const Arrays&)>;
 
 // A function of the inputs `argnums` only, and these: the others are constants to it, which may have no derivatives.
-std::pair<Function, std::vector<mx::array>> of_some(
-    const Function& compose, const std::vector<mx::array>& primals, const std::vector<int>& argnums) {
-  std::vector<mx::array> points;
+std::pair<Function, Arrays> of_some(const Function& compose, const Arrays& primals, const std::vector<int>& argnums) {
+  Arrays points;
   for (const int argnum : argnums) {
     points.push_back(primals[argnum]);
   }
-  const auto function = [=](const std::vector<mx::array>& values) {
-    std::vector<mx::array> inputs = primals;
+  const auto function = [=](const Arrays& values) {
+    Arrays inputs = primals;
     for (std::size_t i = 0; i < argnums.size(); ++i) {
       inputs[argnums[i]] = values[i];
     }
@@ -33,7 +32,7 @@ std::pair<Function, std::vector<mx::array>> of_some(
 }
 
 // What has been encoded may write to them.
-void hold_until_run(const std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) {
+void hold_until_run(const Arrays& outputs, mx::cu::CommandEncoder& encoder) {
   for (const mx::array& out : outputs) {
     if (out.data_shared_ptr()) {
       encoder.add_temporary(out);
@@ -50,7 +49,7 @@ void encode_graph(mx::array& of, mx::cu::CommandEncoder& encoder) {
   for (mx::array& in : of.inputs()) {
     encode_graph(in, encoder);
   }
-  std::vector<mx::array> outputs = of.outputs();
+  Arrays outputs = of.outputs();
   of.primitive().eval_gpu(of.inputs(), outputs);
   for (const mx::array& in : of.inputs()) {
     if (in.data_shared_ptr() && in.data_shared_ptr() != of.data_shared_ptr()) {
@@ -65,7 +64,7 @@ void encode_graph(mx::array& of, mx::cu::CommandEncoder& encoder) {
 }
 
 // After an error: what has been encoded so far may use memory that goes with the graph.
-void run_to_end(const std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+void run_to_end(const Arrays& outputs, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
   try {
     hold_until_run(outputs, encoder);
     mx::synchronize(stream);
@@ -97,11 +96,11 @@ bool are_available(const std::function<void()>& ask) {
   }
 }
 
-void Fused::eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
+void Fused::eval_cpu(const Arrays&, Arrays&) {
   throw std::runtime_error(std::string("[") + name() + "] This primitive runs on a GPU only.");
 }
 
-void Fused::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+void Fused::eval_gpu(const Arrays& inputs, Arrays& outputs) {
   auto& encoder = mx::cu::get_command_encoder(stream());
   encoder.device().make_current();
   try {
@@ -112,7 +111,7 @@ void Fused::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array
         throw;
       }
       hold_until_run(outputs, encoder);
-      std::vector<mx::array> composed = compose(inputs);
+      Arrays composed = compose(inputs);
       for (std::size_t i = 0; i < outputs.size(); ++i) {
         encode_graph(composed[i], encoder);
         outputs[i].copy_shared_buffer(composed[i]);
@@ -127,38 +126,32 @@ void Fused::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array
   }
 }
 
-std::vector<mx::array> Fused::jvp(
-    const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents, const std::vector<int>& argnums) {
+Arrays Fused::jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) {
   const auto [function, points] = of_some([this](const auto& inputs) { return compose(inputs); }, primals, argnums);
   return mx::jvp(function, points, tangents).second;
 }
 
-std::vector<mx::array> Fused::vjp(
-    const std::vector<mx::array>& primals,
-    const std::vector<mx::array>& cotangents,
-    const std::vector<int>& argnums,
-    const std::vector<mx::array>&) {
+Arrays Fused::vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums, const Arrays&) {
   const auto [function, points] = of_some([this](const auto& inputs) { return compose(inputs); }, primals, argnums);
   return mx::vjp(function, points, cotangents).second;
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> Fused::vmap(
-    const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
-  auto composition = [this](const std::vector<mx::array>& in) { return compose(in); };
-  std::vector<mx::array> outputs = mx::vmap(composition, axes)(inputs);
+std::pair<Arrays, std::vector<int>> Fused::vmap(const Arrays& inputs, const std::vector<int>& axes) {
+  auto composition = [this](const Arrays& in) { return compose(in); };
+  Arrays outputs = mx::vmap(composition, axes)(inputs);
   std::vector<int> first(outputs.size(), 0);
   return {std::move(outputs), std::move(first)};
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> vmap_in_turn(
-    const std::vector<mx::array>& inputs,
+std::pair<Arrays, std::vector<int>> vmap_in_turn(
+    const Arrays& inputs,
     const std::vector<int>& axes,
-    const std::function<mx::array(const std::vector<mx::array>&)>& apply,
+    const std::function<mx::array(const Arrays&)>& apply,
     const mx::Stream& stream) {
   const auto batched = std::find_if(axes.begin(), axes.end(), [](int axis) { return axis >= 0; }) - axes.begin();
-  std::vector<mx::array> results;
+  Arrays results;
   for (int entry = 0; entry < inputs[batched].shape(axes[batched]); ++entry) {
-    std::vector<mx::array> own;
+    Arrays own;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       own.push_back(axes[i] < 0 ? inputs[i] : mx::take(inputs[i], entry, axes[i], stream));
     }

@@ -1,6 +1,8 @@
 // The base of the fused primitives: derivatives and vectorisation through a composition of MLX operations.
 #pragma once
 
+#include "runtime/arrays.h"
+
 #include <mlx/backend/cuda/device.h>
 #include <mlx/primitives.h>
 
@@ -11,8 +13,6 @@
 #include <vector>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 class Unavailable;
 
@@ -26,22 +26,16 @@ class Fused : public mx::Primitive {
  public:
   using mx::Primitive::Primitive;
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) final;
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) final;
+  void eval_cpu(const Arrays& inputs, Arrays& outputs) final;
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) final;
 
-  std::vector<mx::array> jvp(
-      const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents, const std::vector<int>& argnums) override;
-  std::vector<mx::array> vjp(
-      const std::vector<mx::array>& primals,
-      const std::vector<mx::array>& cotangents,
-      const std::vector<int>& argnums,
-      const std::vector<mx::array>& outputs) override;
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) override;
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums, const Arrays& outputs) override;
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override;
 
  protected:
   // The same results, as many as the primitive has, from MLX operations: what derivatives and vmap are of.
-  virtual std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const = 0;
+  virtual Arrays compose(const Arrays& inputs) const = 0;
 
   // Whether that can take the primitive's place. It cannot where it raises, has the right derivatives but not the right values, or
   // is the same primitive again.
@@ -50,7 +44,7 @@ class Fused : public mx::Primitive {
   }
 
   // Encodes the work; the base has made the device current.
-  virtual void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) = 0;
+  virtual void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) = 0;
 
   // The stream without the base's lack of const.
   mx::Stream queue() const {
@@ -74,8 +68,7 @@ class Stateful : public Base {
 
 // The results of a primitive, of the shapes that it says and all of one dtype.
 template <typename P, typename... State>
-std::vector<mx::array> results_of(
-    const std::vector<mx::array>& inputs, mx::Dtype dtype, const mx::Stream& stream, const State&... state) {
+Arrays results_of(const Arrays& inputs, mx::Dtype dtype, const mx::Stream& stream, const State&... state) {
   auto primitive = std::make_shared<P>(stream, state...);
   std::vector<mx::Shape> shapes = primitive->output_shapes(inputs);
   const std::vector<mx::Dtype> dtypes(shapes.size(), dtype);
@@ -84,17 +77,17 @@ std::vector<mx::array> results_of(
 
 // The same of a primitive that has one.
 template <typename P, typename... State>
-mx::array result_of(std::vector<mx::array> inputs, mx::Dtype dtype, const mx::Stream& stream, const State&... state) {
+mx::array result_of(Arrays inputs, mx::Dtype dtype, const mx::Stream& stream, const State&... state) {
   auto primitive = std::make_shared<P>(stream, state...);
   mx::Shape shape = primitive->output_shapes(inputs)[0];
   return {std::move(shape), dtype, std::move(primitive), std::move(inputs)};
 }
 
 // What vmap wants of an operation with one result, from one entry of the batch after another.
-std::pair<std::vector<mx::array>, std::vector<int>> vmap_in_turn(
-    const std::vector<mx::array>& inputs,
+std::pair<Arrays, std::vector<int>> vmap_in_turn(
+    const Arrays& inputs,
     const std::vector<int>& axes,
-    const std::function<mx::array(const std::vector<mx::array>&)>& apply,
+    const std::function<mx::array(const Arrays&)>& apply,
     const mx::Stream& stream);
 
 }  // namespace mlx_cuda

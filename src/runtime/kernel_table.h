@@ -23,8 +23,9 @@ struct KernelRow {
   std::tuple<Made...> made;
 };
 
-// A row of a table whose columns are values as they stand.
+// A row of a table whose columns are values as they stand; and none, of kernels that another table is for.
 #define MLX_CUDA_KERNEL_ROW(name, dtype, ...) {#name, {#dtype __VA_OPT__(, ) __VA_ARGS__}},
+#define MLX_CUDA_NO_ROW(...)
 
 // The kernel that is made for exactly this; an error names it.
 template <typename... Made, std::size_t N>

@@ -5,11 +5,11 @@
 // lane: those of one lane run one after another. More than one lane hides the beginning of a kernel behind the end of another.
 #pragma once
 
+#include "runtime/arrays.h"
+
 #include <mlx/backend/cuda/device.h>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // Puts the node that is added next into a lane; called like set_output_array, once everything is allocated.
 void take_lane(mx::cu::CommandEncoder& encoder);

@@ -19,7 +19,6 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 namespace mlx_cuda {
 

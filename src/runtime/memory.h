@@ -1,7 +1,8 @@
 // Memory for outputs and workspaces, from MLX's own allocator.
 #pragma once
 
-#include <mlx/array.h>
+#include "runtime/arrays.h"
+
 #include <mlx/backend/cuda/device.h>
 #include <mlx/stream.h>
 
@@ -10,8 +11,6 @@
 #include <optional>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // Gives `out` new row-contiguous memory, ordered on the stream.
 void allocate(mx::array& out, const mx::Stream& stream);

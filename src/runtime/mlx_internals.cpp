@@ -51,7 +51,7 @@ template struct Open<IsUpdatable, &mx::cu::CommandEncoder::is_graph_updatable_>;
 // A primitive of a public operation that is never evaluated itself, and an input without elements.
 struct Borrowed {
   std::shared_ptr<mx::Primitive> primitive;
-  std::vector<mx::array> inputs;
+  Arrays inputs;
 };
 
 const Borrowed& borrowed(const mx::Stream& stream) {
@@ -88,11 +88,11 @@ const mx::cu::CudaBuffer* buffer_of(const mx::array& in) {
 void allocate_by_mlx(mx::array& out, const mx::Stream& stream) {
   const auto& [primitive, inputs] = borrowed(stream);
   if (out.has_primitive()) {
-    std::vector<mx::array> outputs{out};
+    Arrays outputs{out};
     primitive->eval_gpu(inputs, outputs);
     return;
   }
-  std::vector<mx::array> outputs{mx::array(out.shape(), out.dtype(), primitive, {})};  // which is asked for its stream
+  Arrays outputs{mx::array(out.shape(), out.dtype(), primitive, {})};  // which is asked for its stream
   primitive->eval_gpu(inputs, outputs);
   out.copy_shared_buffer(outputs[0]);
 }
@@ -105,7 +105,7 @@ void encode_on(const mx::array& array, const mx::Stream& stream) {
   mx::Stream& own = stream_of(array.primitive());
   const mx::Stream before = std::exchange(own, stream);
   try {
-    std::vector<mx::array> outputs = array.outputs();
+    Arrays outputs = array.outputs();
     array.primitive().eval_gpu(array.inputs(), outputs);
   } catch (...) {
     own = before;

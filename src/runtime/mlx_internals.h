@@ -4,8 +4,9 @@
 // the first capture.
 #pragma once
 
+#include "runtime/arrays.h"
+
 #include <cuda.h>
-#include <mlx/array.h>
 #include <mlx/backend/cuda/allocator.h>
 #include <mlx/backend/cuda/device.h>
 #include <mlx/primitives.h>
@@ -17,8 +18,6 @@
 #include <vector>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // ---------------------------------------------------------------- arrays and their memory
 

@@ -1,7 +1,8 @@
 // A kernel as a node of MLX's graph.
 #pragma once
 
-#include <mlx/array.h>
+#include "runtime/arrays.h"
+
 #include <mlx/backend/cuda/device.h>
 #include <mlx/backend/cuda/utils.h>
 
@@ -9,8 +10,6 @@
 #include <type_traits>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // Names the arrays that the next node reads and writes, and gives their addresses; then adds the node. Whatever allocates comes
 // before, because it may add a node of its own.

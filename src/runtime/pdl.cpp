@@ -21,13 +21,14 @@ Kernels& kernels() {
 
 }  // namespace
 
-void enable_pdl(CUfunction kernel) {
+CUfunction with_pdl(CUfunction kernel) {
   const std::lock_guard lock(kernels().mutex);
   if (kernels().all.insert(kernel).second) {
     // As shared memory: a multiprocessor has blocks of two kernels at once only while it need not divide its memory otherwise.
     MLX_CUDA_CHECK(
         cuFuncSetAttribute(kernel, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, CU_SHAREDMEM_CARVEOUT_MAX_SHARED));
   }
+  return kernel;
 }
 
 bool has_pdl(CUfunction kernel) {

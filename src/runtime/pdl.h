@@ -5,8 +5,8 @@
 
 namespace mlx_cuda {
 
-// Says of a kernel that it waits itself before it reads what others write. Thread-safe.
-void enable_pdl(CUfunction kernel);
+// The kernel, of which this says that it waits itself before it reads what others write. Thread-safe.
+CUfunction with_pdl(CUfunction kernel);
 
 // Whether that was said.
 bool has_pdl(CUfunction kernel);

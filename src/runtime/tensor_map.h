@@ -2,12 +2,11 @@
 // swizzled over 128 bytes; what lies outside of the array is zero.
 #pragma once
 
+#include "runtime/arrays.h"
+
 #include <cuda.h>
-#include <mlx/array.h>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // A matrix, or a stack of them, with strides that are multiples of 16 bytes. Axes from the innermost: columns, rows, matrices.
 CUtensorMap matrix_tensor_map(const mx::array& in, int rows);

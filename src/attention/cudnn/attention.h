@@ -13,7 +13,7 @@ std::string why_attention_unsupported(const AttentionArrays& in, const Attention
 
 // Attention, all float16 or all bfloat16, no dimension empty; sinks of any floating type. Only for what `why_attention_unsupported`
 // accepts.
-std::vector<mx::array> attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream);
+Arrays attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream);
 
 // Why cuDNN on this GPU has no backward for these shapes; empty when it has.
 std::string why_backward_unsupported(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream);
@@ -21,9 +21,9 @@ std::string why_backward_unsupported(const AttentionArrays& in, const AttentionO
 // The gradients of q, k and v, given attention's results and the gradient of `out`. Only for what `why_backward_unsupported`
 // accepts. The sinks are in `lse` already; they matter when this is differentiated once more: `out` and `lse` then as functions of
 // q, k, v and the sinks.
-std::vector<mx::array> attention_gradients(
+Arrays attention_gradients(
     const AttentionArrays& in,
-    const std::vector<mx::array>& out_and_lse,
+    const Arrays& out_and_lse,
     const mx::array& d_out,
     const AttentionOptions& options,
     const mx::Stream& stream);

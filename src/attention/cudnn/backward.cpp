@@ -28,26 +28,26 @@ class AttentionBackward final : public Sdpa {
     return "AttentionBackward";
   }
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {inputs[0].shape(), inputs[1].shape(), inputs[2].shape()};
   }
 
  protected:
-  std::vector<mx::array> again(const std::vector<mx::array>& inputs) const override {
+  Arrays again(const Arrays& inputs) const override {
     const AttentionArrays in = arrays(inputs);
     return why_backward_unsupported(in, options(), queue()).empty()
                ? attention_gradients(in, {inputs[3], inputs[4]}, inputs[5], options(), queue())
                : compose(inputs);
   }
 
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
-    auto forward = [&](const std::vector<mx::array>& in) {
+  Arrays compose(const Arrays& inputs) const override {
+    auto forward = [&](const Arrays& in) {
       return composed_attention({.q = in[0], .k = in[1], .v = in[2], .sinks = arrays(inputs).sinks}, options(), queue());
     };
     return mx::vjp(forward, {inputs[0], inputs[1], inputs[2]}, {inputs[5]}).second;
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     const mx::array lse = readable(inputs[4], true, encoder, stream());
     auto bind = [&](SdpaBackwardProblem& problem, bool dense) {
       VariantPack pack;
@@ -82,14 +82,14 @@ std::string why_backward_unsupported(const AttentionArrays& in, const AttentionO
   return why_unsupported(make_backward_problem(in, options), stream);
 }
 
-std::vector<mx::array> attention_gradients(
+Arrays attention_gradients(
     const AttentionArrays& in,
-    const std::vector<mx::array>& out_and_lse,
+    const Arrays& out_and_lse,
     const mx::array& d_out,
     const AttentionOptions& options,
     const mx::Stream& stream) {
   auto constant = [&](const mx::array& result) { return mx::stop_gradient(result, stream); };
-  std::vector<mx::array> inputs{in.q, in.k, in.v, constant(out_and_lse[0]), constant(out_and_lse[1]), d_out};
+  Arrays inputs{in.q, in.k, in.v, constant(out_and_lse[0]), constant(out_and_lse[1]), d_out};
   if (in.sinks) {
     inputs.push_back(*in.sinks);
   }

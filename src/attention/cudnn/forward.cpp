@@ -20,8 +20,7 @@ class Attention final : public Sdpa {
   Attention(const mx::Stream& stream, const AttentionOptions& options) : Sdpa(stream, options, 3) {}
 
   // Of its inputs, as options ask for.
-  static std::vector<mx::array> results(
-      const std::vector<mx::array>& inputs, const AttentionOptions& options, const mx::Stream& stream) {
+  static Arrays results(const Arrays& inputs, const AttentionOptions& options, const mx::Stream& stream) {
     return attention_results(std::make_shared<Attention>(stream, options), inputs);
   }
 
@@ -29,31 +28,27 @@ class Attention final : public Sdpa {
     return "Attention";
   }
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return attention_shapes(inputs[0], inputs[2], options().lse);
   }
 
-  std::vector<mx::array> vjp(
-      const std::vector<mx::array>& primals,
-      const std::vector<mx::array>& cotangents,
-      const std::vector<int>& argnums,
-      const std::vector<mx::array>& outputs) override {
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums, const Arrays& outputs) override {
     const auto stream = queue();
     const AttentionArrays in = arrays(primals);
     const AttentionOptions with_lse = options().with_lse(true);
-    std::vector<mx::array> gradients;
+    Arrays gradients;
     const bool has_lse = options().lse || why_attention_unsupported(in, with_lse, stream).empty();
     if (has_lse && why_backward_unsupported(in, options(), stream).empty()) {
-      const std::vector<mx::array> both = options().lse ? outputs : results(primals, with_lse, stream);
+      const Arrays both = options().lse ? outputs : results(primals, with_lse, stream);
       gradients = attention_gradients(in, both, cotangents[0], options(), stream);
       if (in.sinks) {
         gradients.push_back(sink_gradient(in, both, cotangents[0]));
       }
     } else {
-      auto composition = [this](const std::vector<mx::array>& of) { return composed(of); };
+      auto composition = [this](const Arrays& of) { return composed(of); };
       gradients = mx::vjp(composition, primals, {cotangents[0]}).second;
     }
-    std::vector<mx::array> wanted;
+    Arrays wanted;
     for (const int argnum : argnums) {
       wanted.push_back(gradients[argnum]);
     }
@@ -61,16 +56,16 @@ class Attention final : public Sdpa {
   }
 
  protected:
-  std::vector<mx::array> again(const std::vector<mx::array>& inputs) const override {
+  Arrays again(const Arrays& inputs) const override {
     const bool fused = why_attention_unsupported(arrays(inputs), options(), queue()).empty();
     return fused ? results(inputs, options(), queue()) : compose(inputs);
   }
 
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     return options().lse ? composed_attention(arrays(inputs), options(), queue()) : composed(inputs);
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     auto bind = [&](SdpaProblem& problem, bool dense) {
       VariantPack pack;
       auto read = [&](Uid uid, int i, auto& strides) { pack.read(uid, readable(inputs[i], dense, encoder, stream()), strides); };
@@ -92,7 +87,7 @@ class Attention final : public Sdpa {
 
  private:
   // The attention alone.
-  std::vector<mx::array> composed(const std::vector<mx::array>& inputs) const {
+  Arrays composed(const Arrays& inputs) const {
     mx::cu::device(queue().device).make_current();
     // MLX's own would not tell cuDNN's backward what it has to be told.
     const bool lengths_wanted = make_backward_problem(arrays(inputs), options()).lengths_given;
@@ -104,7 +99,7 @@ class Attention final : public Sdpa {
   }
 
   // A sink takes its share exp(sink - lse) of the softmax and adds nothing, so each query's output shrinks by that share.
-  mx::array sink_gradient(const AttentionArrays& in, const std::vector<mx::array>& results, const mx::array& d_out) const {
+  mx::array sink_gradient(const AttentionArrays& in, const Arrays& results, const mx::array& d_out) const {
     const auto stream = queue();
     const mx::array lse = differentiable_lse(in, results[1], options(), stream);
     const mx::array share = mx::exp(mx::subtract(mx::expand_dims(*in.sinks, 1, stream), lse, stream), stream);
@@ -120,12 +115,12 @@ std::string why_attention_unsupported(const AttentionArrays& in, const Attention
   return why_unsupported(make_problem(in, options), stream);
 }
 
-std::vector<mx::array> attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream) {
+Arrays attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream) {
   AttentionArrays own{in.q, in.k, in.v};
   if (in.sinks) {
     own.sinks = mx::contiguous(to_float32(*in.sinks, stream), false, stream);
   }
-  std::vector<mx::array> inputs{in.q, in.k, in.v};
+  Arrays inputs{in.q, in.k, in.v};
   add_optional(own, inputs);
   const bool traced = std::any_of(inputs.begin(), inputs.end(), [](const mx::array& input) { return input.is_tracer(); });
   if (!traced) {
@@ -135,7 +130,7 @@ std::vector<mx::array> attention(const AttentionArrays& in, const AttentionOptio
   const AttentionOptions with_lse = options.with_lse(true);
   const bool lse = options.lse || (why_backward_unsupported(own, options, stream).empty() &&
                                    why_attention_unsupported(own, with_lse, stream).empty());
-  const std::vector<mx::array> results = Attention::results(inputs, options.with_lse(lse), stream);
+  const Arrays results = Attention::results(inputs, options.with_lse(lse), stream);
   if (!options.lse) {
     return {results[0]};
   }

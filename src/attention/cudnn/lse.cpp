@@ -18,17 +18,13 @@ class AttentionLse final : public Sdpa {
     return "AttentionLse";
   }
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {inputs[2].shape()};
   }
 
   // The sum's share of key j is its probability p_ij, so the gradient of q_i is scale * sum_j p_ij k_j, attention with the keys as
   // values; that of k_j is scale * sum_i p_ij q_i, the gradient of those values.
-  std::vector<mx::array> vjp(
-      const std::vector<mx::array>& primals,
-      const std::vector<mx::array>& cotangents,
-      const std::vector<int>& argnums,
-      const std::vector<mx::array>& outputs) override {
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums, const Arrays& outputs) override {
     const mx::array& q = primals[0];
     const mx::array& k = primals[1];
     AttentionArrays in = with_keys_as_values(primals);
@@ -36,11 +32,11 @@ class AttentionLse final : public Sdpa {
       return Fused::vjp(primals, cotangents, argnums, outputs);
     }
     const mx::array factor = mx::multiply(mx::expand_dims(cotangents[0], 3, queue()), mx::array(options().scale), queue());
-    auto mean_key = [&](const std::vector<mx::array>& values) {
+    auto mean_key = [&](const Arrays& values) {
       in.v = values[0];
       return attention(in, options().with_lse(false), queue());
     };
-    std::vector<mx::array> wanted;
+    Arrays wanted;
     for (const int argnum : argnums) {
       if (argnum == 0) {
         wanted.push_back(mx::astype(mx::multiply(factor, to_float32(mean_key({k})[0], queue()), queue()), q.dtype(), queue()));
@@ -59,21 +55,21 @@ class AttentionLse final : public Sdpa {
   }
 
  protected:
-  std::vector<mx::array> again(const std::vector<mx::array>& in) const override {
+  Arrays again(const Arrays& in) const override {
     return {differentiable_lse(arrays(in), in[2], options(), queue())};
   }
 
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     return {composed_attention(with_keys_as_values(inputs), options().with_lse(true), queue())[1]};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder&) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder&) override {
     outputs[0].copy_shared_buffer(inputs[2]);
   }
 
  private:
   // The call that the logarithms are of: any values do.
-  AttentionArrays with_keys_as_values(const std::vector<mx::array>& inputs) const {
+  AttentionArrays with_keys_as_values(const Arrays& inputs) const {
     AttentionArrays in = arrays(inputs);
     in.v = in.k;
     return in;
@@ -84,7 +80,7 @@ class AttentionLse final : public Sdpa {
 
 mx::array differentiable_lse(
     const AttentionArrays& in, const mx::array& lse, const AttentionOptions& options, const mx::Stream& stream) {
-  std::vector<mx::array> inputs{in.q, in.k, mx::stop_gradient(lse, stream)};
+  Arrays inputs{in.q, in.k, mx::stop_gradient(lse, stream)};
   if (in.sinks) {
     inputs.push_back(*in.sinks);
   }

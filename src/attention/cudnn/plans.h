@@ -1,6 +1,8 @@
 // Attention as graphs of cuDNN, and their plans. The only place that knows cudnn_frontend.
 #pragma once
 
+#include "runtime/arrays.h"
+
 #include <cuda.h>
 #include <cudnn.h>
 #include <mlx/dtype.h>
@@ -16,8 +18,6 @@ class Graph;
 }
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // softmax(scale * q k^T) v. Lengths in elements; strides of the batch, head and sequence dimensions, head_dim being adjacent.
 struct SdpaProblem {

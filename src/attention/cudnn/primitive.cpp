@@ -40,7 +40,7 @@ mx::array to_float32(const mx::array& in, const mx::Stream& stream) {
   return mx::astype(in, mx::float32, stream);
 }
 
-std::pair<std::vector<mx::array>, std::vector<int>> Sdpa::vmap(const std::vector<mx::array>& inputs, const std::vector<int>& axes) {
+std::pair<Arrays, std::vector<int>> Sdpa::vmap(const Arrays& inputs, const std::vector<int>& axes) {
   const bool sinks = inputs.size() > operands_;
   if (sinks && axes[operands_] >= 0) {
     return Fused::vmap(inputs, axes);
@@ -49,7 +49,7 @@ std::pair<std::vector<mx::array>, std::vector<int>> Sdpa::vmap(const std::vector
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     size = axes[i] >= 0 ? inputs[i].shape(axes[i]) : size;
   }
-  std::vector<mx::array> flat;
+  Arrays flat;
   for (std::size_t i = 0; i < operands_; ++i) {
     mx::array in = axes[i] >= 0 ? mx::moveaxis(inputs[i], axes[i], 0, queue()) : mx::expand_dims(inputs[i], 0, queue());
     mx::Shape shape = in.shape();
@@ -59,7 +59,7 @@ std::pair<std::vector<mx::array>, std::vector<int>> Sdpa::vmap(const std::vector
   if (sinks) {
     flat.push_back(inputs[operands_]);
   }
-  std::vector<mx::array> outputs = again(flat);
+  Arrays outputs = again(flat);
   for (mx::array& out : outputs) {
     out = mx::unflatten(out, 0, {size, out.shape(0) / size}, queue());
   }
@@ -67,7 +67,7 @@ std::pair<std::vector<mx::array>, std::vector<int>> Sdpa::vmap(const std::vector
   return {std::move(outputs), std::move(first)};
 }
 
-AttentionArrays Sdpa::arrays(const std::vector<mx::array>& inputs) const {
+AttentionArrays Sdpa::arrays(const Arrays& inputs) const {
   AttentionArrays in{inputs[0], inputs[1], inputs[2]};
   if (inputs.size() > operands_) {
     in.sinks = inputs[operands_];

@@ -59,16 +59,15 @@ class Sdpa : public Stateful<AttentionOptions> {
       : Stateful(stream, options), operands_(operands) {}
 
   // A further batch dimension joins the batch.
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override;
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override;
 
  protected:
   // The same results for other inputs, fused where cuDNN takes them: more batches do not change whether it does, but both ways are
   // right.
-  virtual std::vector<mx::array> again(const std::vector<mx::array>& inputs) const = 0;
+  virtual Arrays again(const Arrays& inputs) const = 0;
 
   // q, k, v and the sinks.
-  AttentionArrays arrays(const std::vector<mx::array>& inputs) const;
+  AttentionArrays arrays(const Arrays& inputs) const;
 
   const AttentionOptions& options() const {
     return state_;

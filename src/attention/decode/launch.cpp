@@ -44,7 +44,7 @@ DecodeParams decode_params(const DecodeProblem& problem, const DecodePlan& plan,
   return params;
 }
 
-void set_arrays(DecodeParams& params, const AttentionArrays& in, std::vector<mx::array>& outputs, KernelNode& node) {
+void set_arrays(DecodeParams& params, const AttentionArrays& in, Arrays& outputs, KernelNode& node) {
   params.q = node.reads(in.q);
   params.k = node.reads(in.k);
   params.v = node.reads(in.v);

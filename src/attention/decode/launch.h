@@ -8,8 +8,6 @@
 
 #include <mlx/backend/cuda/device.h>
 
-#include <vector>
-
 namespace mlx_cuda {
 
 DecodeStrides strides_of(const mx::array& in);
@@ -18,7 +16,7 @@ DecodeStrides strides_of(const mx::array& in);
 DecodeParams decode_params(const DecodeProblem& problem, const DecodePlan& plan, const AttentionOptions& options);
 
 // Names inputs and outputs of the kernel, and says where they are.
-void set_arrays(DecodeParams& params, const AttentionArrays& in, std::vector<mx::array>& outputs, KernelNode& node);
+void set_arrays(DecodeParams& params, const AttentionArrays& in, Arrays& outputs, KernelNode& node);
 
 // Memory for the results of parts, where they have to be merged.
 void allocate_partials(DecodeParams& params, const DecodePlan& plan, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);

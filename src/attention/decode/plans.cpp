@@ -32,7 +32,6 @@ int rounded_up(int value, int unit) {
   return ceil_div(value, unit) * unit;
 }
 
-#define MLX_CUDA_NO_ROW(...)
 constexpr auto kNarrowKernels =
     std::to_array<KernelRow<std::string_view, int, bool, Keys>>({MLX_CUDA_DECODE_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kMergeKernels =

@@ -63,12 +63,12 @@ class Decode final : public AttentionPrimitive {
     return state_.given[0] ? "PagedAttention" : "DecodeAttention";
   }
 
-  std::pair<AttentionArrays, AttentionOptions> call(const std::vector<mx::array>& inputs) const {
+  std::pair<AttentionArrays, AttentionOptions> call(const Arrays& inputs) const {
     return {arrays(inputs), options()};
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     AttentionArrays in = arrays(inputs);
     if (in.table) {
       in.k = pages_in_order(in.k, *in.table, *in.ends, queue());
@@ -77,7 +77,7 @@ class Decode final : public AttentionPrimitive {
     return composed_attention(in, options(), queue());
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     const AttentionArrays in = readable(inputs, encoder);
     allocate_like_queries(outputs[0], in.q, stream());
     if (options().lse) {
@@ -101,8 +101,7 @@ class Decode final : public AttentionPrimitive {
         node.reads(output);
         node.writes(output);
       }
-      CUfunction kernel = merge_kernel(problem.dtype);
-      enable_pdl(kernel);
+      CUfunction kernel = with_pdl(merge_kernel(problem.dtype));
       node.launch(kernel, dim3(in.q.size() / in.q.shape(3)), merge_threads(plan, params.value_dim), 0, params);
     }
     for (const mx::array* pages : updated) {
@@ -113,8 +112,7 @@ class Decode final : public AttentionPrimitive {
  private:
   // Those inputs that the stream's next update may write to (paged/primitive.h): pages that are read where they lie. The inputs of
   // a traced graph are used again.
-  std::vector<const mx::array*> updated_pages(
-      const std::vector<mx::array>& inputs, const AttentionArrays& in, const std::vector<mx::array>& outputs) {
+  std::vector<const mx::array*> updated_pages(const Arrays& inputs, const AttentionArrays& in, const Arrays& outputs) {
     std::vector<const mx::array*> updated;
     if (!in.table || std::any_of(outputs.begin(), outputs.end(), [](const mx::array& out) { return out.is_tracer(); })) {
       return updated;
@@ -128,7 +126,7 @@ class Decode final : public AttentionPrimitive {
   }
 
   // As the kernels read them.
-  AttentionArrays readable(const std::vector<mx::array>& inputs, mx::cu::CommandEncoder& encoder) {
+  AttentionArrays readable(const Arrays& inputs, mx::cu::CommandEncoder& encoder) {
     AttentionArrays in = arrays(inputs);
     make_readable(in, encoder, stream());
     in.k = with_readable_rows(in.k, encoder, stream());
@@ -137,10 +135,8 @@ class Decode final : public AttentionPrimitive {
   }
 
   static void launch(const DecodePlan& plan, const DecodeParams& params, const AttentionArrays& in, KernelNode& node) {
-    CUfunction kernel = module_of(plan.engine).function(plan.kernel);
-    if (plan.engine != DecodeEngine::wide) {
-      enable_pdl(kernel);
-    }
+    CUfunction loaded = module_of(plan.engine).function(plan.kernel);
+    CUfunction kernel = plan.engine == DecodeEngine::wide ? loaded : with_pdl(loaded);
     auto add = [&](const auto&... maps) {
       node.launch(kernel, plan.grid, plan.warps * 32, static_cast<unsigned>(plan.shared_bytes), params, maps...);
     };
@@ -154,7 +150,7 @@ class Decode final : public AttentionPrimitive {
 
 }  // namespace
 
-std::vector<mx::array> decode_attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream) {
+Arrays decode_attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream) {
   return attention_by<Decode>(in, options, stream);
 }
 

@@ -13,7 +13,7 @@ namespace mlx_cuda {
 //
 // With a table, k and v are pages [P, Hkv, page_size, D or Dv], page_size a multiple of 16, and `ends` is given: keys of an entry
 // lie in the pages that its row of the table names; entries beyond what `ends` needs may be anything.
-std::vector<mx::array> decode_attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream);
+Arrays decode_attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream);
 
 // The call that such an array is the result of, without pages; none of another array.
 std::optional<std::pair<AttentionArrays, AttentionOptions>> decode_call(const mx::array& out);

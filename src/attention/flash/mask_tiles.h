@@ -1,16 +1,14 @@
 #pragma once
 
 #include "attention/flash/params.h"
+#include "runtime/arrays.h"
 
-#include <mlx/array.h>
 #include <mlx/backend/cuda/device.h>
 #include <mlx/stream.h>
 
 #include <utility>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // Encodes the pass over a mask, a view of [B, H, Tq, Tk] (bool, float16, bfloat16 or float32; broadcast dimensions have stride 0),
 // for a kernel that takes `tile_rows` queries and `tile_keys` keys (a multiple of 32) at a time. `shifting`: nothing but the

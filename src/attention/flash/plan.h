@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/flash/kernels.h"
+#include "runtime/arrays.h"
 
 #include <mlx/dtype.h>
 
@@ -9,8 +10,6 @@
 #include <string>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // What of a call decides.
 struct FlashCall {

@@ -51,7 +51,7 @@ struct FlashInputs {
   FlashParams params{};
   Axes axes;
   FlashOperands operands;
-  std::vector<mx::array> vectors{};  // that params point to
+  Arrays vectors{};  // that params point to
 
   // Where a vector lies whose elements are made adjacent, or null.
   void* add(const std::optional<mx::array>& vector, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
@@ -86,7 +86,7 @@ void describe(FlashParams& params, const Axes& axes, const FlashOperands& operan
 // Gives the outputs their memory, has a mask looked at, and encodes the kernel.
 void encode_flash(
     FlashInputs given,
-    std::vector<mx::array>& outputs,
+    Arrays& outputs,
     const AttentionOptions& options,
     mx::cu::CommandEncoder& encoder,
     const mx::Stream& stream) {
@@ -143,7 +143,7 @@ class Flash final : public AttentionPrimitive {
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     const AttentionArrays in = arrays(inputs);
     // cuDNN has a backward.
     const auto& given = options();
@@ -155,7 +155,7 @@ class Flash final : public AttentionPrimitive {
     return composed_attention(in, given, queue());
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     const AttentionArrays in = arrays(inputs);
     FlashInputs given{.axes = {0, 1, 2}, .operands = {in.q, in.k, in.v, in.mask}};
     FlashParams& params = given.params;
@@ -186,7 +186,7 @@ class FlashVarlen final : public Stateful<PackedState> {
     return "FlashVarlenAttention";
   }
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     const mx::array& q = inputs[0];
     const mx::Shape out{q.shape(0), q.shape(1), inputs[2].shape(2)};
     return state_.options.lse ? std::vector{out, mx::Shape{q.shape(1), q.shape(0)}} : std::vector{out};
@@ -198,12 +198,12 @@ class FlashVarlen final : public Stateful<PackedState> {
   }
 
   // How many rows each sequence has is known to the GPU alone.
-  std::vector<mx::array> compose(const std::vector<mx::array>&) const override {
+  Arrays compose(const Arrays&) const override {
     throw std::invalid_argument(
         "[attention_varlen] Neither gradients nor vmap are there for packed sequences; use attention with lengths instead.");
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     FlashInputs given{.axes = {-1, 1, 0}, .operands = {inputs[0], inputs[1], inputs[2], {}}};
     FlashParams& params = given.params;
     params.cu_q = static_cast<const int*>(given.add(inputs[3], encoder, stream()));
@@ -228,13 +228,12 @@ std::string flash_kernel(const AttentionArrays& in, const AttentionOptions& opti
   return plan ? plan->source + (' ' + plan->kernel) : "";
 }
 
-std::vector<mx::array> flash_attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream) {
+Arrays flash_attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream) {
   return attention_by<Flash>(in, options, stream);
 }
 
-std::vector<mx::array> flash_varlen(
-    const PackedArrays& in, PackedLengths longest, const AttentionOptions& options, const mx::Stream& stream) {
-  std::vector<mx::array> inputs{in.q, in.k, in.v, in.cu_q, in.cu_k};
+Arrays flash_varlen(const PackedArrays& in, PackedLengths longest, const AttentionOptions& options, const mx::Stream& stream) {
+  Arrays inputs{in.q, in.k, in.v, in.cu_q, in.cu_k};
   if (in.sinks) {
     inputs.push_back(*in.sinks);
   }

@@ -9,7 +9,7 @@ namespace mlx_cuda {
 // Attention by kernels that never write the scores, also of float32 (which the tensor cores round to TF32). D and Dv are multiples
 // of 8 up to 256; with 16 bits D may be up to 576 and Dv up to 512. No dimension is empty, there is no table, and the GPU is of
 // compute capability 8.0 or newer.
-std::vector<mx::array> flash_attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream);
+Arrays flash_attention(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream);
 
 // Sequences of different lengths, one after another in q [total_q, H, D], k [total_k, Hkv, D] and v [total_k, Hkv, Dv]: sequence b
 // has the rows from cu_q[b] to cu_q[b + 1] and the keys from cu_k[b] to cu_k[b + 1] (int32 [B + 1]).
@@ -31,8 +31,7 @@ struct PackedLengths {
 };
 
 // The same for them. lse is [H, total_q].
-std::vector<mx::array> flash_varlen(
-    const PackedArrays& in, PackedLengths longest, const AttentionOptions& options, const mx::Stream& stream);
+Arrays flash_varlen(const PackedArrays& in, PackedLengths longest, const AttentionOptions& options, const mx::Stream& stream);
 
 // The kernel that such a call gets on the current GPU, with its source, such as "flash_sm90 flash_bfloat16_128_plain"; "" where
 // there is none. Of a mask nothing is read but its shape and dtype.

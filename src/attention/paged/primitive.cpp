@@ -125,11 +125,11 @@ class PagedCacheUpdate final : public Fused {
     return true;
   }
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {inputs[0].shape()};
   }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(const std::vector<mx::array>&, const std::vector<int>&) override {
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays&, const std::vector<int>&) override {
     throw std::invalid_argument("[paged_cache_update] vmap is not supported.");
   }
 
@@ -139,11 +139,11 @@ class PagedCacheUpdate final : public Fused {
   }
 
   // What derivatives would be taken of.
-  std::vector<mx::array> compose(const std::vector<mx::array>&) const override {
+  Arrays compose(const Arrays&) const override {
     throw std::invalid_argument("[paged_cache_update] Derivatives are not supported.");
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     const mx::array& pages = inputs[0];
     mx::array& out = outputs[0];
     // A view may share elements with itself only if it is broadcast; then there is less memory than elements.
@@ -161,12 +161,8 @@ class PagedCacheUpdate final : public Fused {
 }  // namespace
 
 void write_to_pages(
-    const std::vector<mx::array>& pages,
-    const std::vector<mx::array>& rows,
-    const mx::array& table,
-    const mx::array& lengths,
-    const mx::Stream& stream) {
-  std::vector<mx::array> given{table, lengths};
+    const Arrays& pages, const Arrays& rows, const mx::array& table, const mx::array& lengths, const mx::Stream& stream) {
+  Arrays given{table, lengths};
   given.insert(given.end(), rows.begin(), rows.end());
   mx::eval(given);
   auto& encoder = mx::cu::get_command_encoder(stream);
@@ -179,9 +175,9 @@ void write_to_pages(
   encoder.synchronize();  // who holds the rows may let go of them
 }
 
-mx::array row_sums(const std::vector<mx::array>& rows, std::uint64_t seed, const mx::Stream& stream) {
+mx::array row_sums(const Arrays& rows, std::uint64_t seed, const mx::Stream& stream) {
   mx::array sums = mx::zeros({rows.at(0).shape(0), rows[0].shape(2)}, mx::uint64, stream);
-  std::vector<mx::array> given(rows);
+  Arrays given(rows);
   given.push_back(sums);
   mx::eval(given);
   auto& encoder = mx::cu::get_command_encoder(stream);
@@ -206,7 +202,7 @@ void hold_apart(const mx::array& pages) {
   replace_input(pages, std::move(same));
 }
 
-std::vector<mx::array> paged_cache_update(
+Arrays paged_cache_update(
     const mx::array& k_pages,
     const mx::array& v_pages,
     const mx::array& keys,

@@ -111,7 +111,7 @@ class QuantizedDecode final : public Stateful<State> {
     return "QuantizedAttention";
   }
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     mx::Shape rows = inputs[0].shape();
     mx::Shape out = rows;
     out[3] = cache(inputs).values.inner();
@@ -120,7 +120,7 @@ class QuantizedDecode final : public Stateful<State> {
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     AttentionArrays in = arrays(inputs);
     const QuantizedCache from = cache(inputs);
     in.k = values_of(from.keys, in.q.dtype(), queue());
@@ -132,7 +132,7 @@ class QuantizedDecode final : public Stateful<State> {
     return composed_attention(in, state_.options, queue());
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     AttentionArrays in = arrays(inputs);
     QuantizedCache from = cache(inputs);
     make_readable(in, encoder, stream());
@@ -154,13 +154,12 @@ class QuantizedDecode final : public Stateful<State> {
     params.keys = operand(from.keys, node);
     params.values = operand(from.values, node);
     take_lane(encoder);
-    CUfunction kernel = module_of(plan.engine).function(plan.kernel);
-    enable_pdl(kernel);
+    CUfunction kernel = with_pdl(module_of(plan.engine).function(plan.kernel));
     node.launch(kernel, plan.grid, plan.warps * 32, static_cast<unsigned>(plan.shared_bytes), params);
   }
 
  private:
-  QuantizedCache cache(const std::vector<mx::array>& inputs) const {
+  QuantizedCache cache(const Arrays& inputs) const {
     const int parts = state_.biased ? 3 : 2;
     auto weights = [&](int first) -> QuantizedWeights {
       return {state_.form, inputs[first], inputs[first + 1], state_.biased ? std::optional(inputs[first + 2]) : std::nullopt};
@@ -168,7 +167,7 @@ class QuantizedDecode final : public Stateful<State> {
     return {weights(1), weights(1 + parts)};
   }
 
-  AttentionArrays arrays(const std::vector<mx::array>& inputs) const {
+  AttentionArrays arrays(const Arrays& inputs) const {
     const std::size_t parts = state_.biased ? 3 : 2;
     return with_optional({inputs[0], inputs[1], inputs[1 + parts]}, state_.given, inputs, 1 + 2 * parts);
   }
@@ -176,10 +175,10 @@ class QuantizedDecode final : public Stateful<State> {
 
 }  // namespace
 
-std::vector<mx::array> quantized_attention(
+Arrays quantized_attention(
     const AttentionArrays& in, const QuantizedCache& cache, const AttentionOptions& options, const mx::Stream& stream) {
   State state{options, {}, cache.keys, cache.keys.biases.has_value()};
-  std::vector<mx::array> inputs{in.q};
+  Arrays inputs{in.q};
   for (const QuantizedWeights* weights : {&cache.keys, &cache.values}) {
     for (const mx::array* part : parts_of(*weights)) {
       inputs.push_back(*part);

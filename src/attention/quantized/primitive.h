@@ -5,7 +5,6 @@
 #include "matmul/quantized/weights.h"
 
 #include <string>
-#include <vector>
 
 namespace mlx_cuda {
 
@@ -17,7 +16,7 @@ struct QuantizedCache {
 };
 
 // Attention of up to 64 queries that share a kv head. `in` has no keys and values but `cache`: those of `in` are not looked at.
-std::vector<mx::array> quantized_attention(
+Arrays quantized_attention(
     const AttentionArrays& in, const QuantizedCache& cache, const AttentionOptions& options, const mx::Stream& stream);
 
 // The device code's source and kernel for this call.

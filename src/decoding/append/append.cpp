@@ -29,13 +29,13 @@ class Append final : public StepPrimitive {
     return kCacheAppend;
   }
 
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
     auto& encoder = mx::cu::get_command_encoder(stream());
     AppendParams params{};
     params.batch = inputs[0].shape(0);
     params.heads = inputs[0].shape(1);
     params.capacity = inputs[2].shape(2);
-    std::vector<mx::array> rows;
+    Arrays rows;
     for (int i = 0; i < 2; ++i) {
       rows.push_back(with_adjacent_elements(inputs[i], encoder, stream()));
     }
@@ -72,7 +72,7 @@ class QuantizedAppend final : public StepPrimitive {
   }
 
   // Inputs: keys, values, the six arrays of the memory, and the place.
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
     auto& encoder = mx::cu::get_command_encoder(stream());
     QuantizedAppendParams params{};
     params.batch = inputs[0].shape(0);
@@ -88,8 +88,7 @@ class QuantizedAppend final : public StepPrimitive {
       params.distances[i][0] = rows[i].strides(0);
       params.distances[i][1] = rows[i].strides(1);
     }
-    CUfunction kernel = kernels.function(kernel_for(kQuantized, type_name(rows[0].dtype()), bits_));
-    enable_pdl(kernel);
+    CUfunction kernel = with_pdl(kernels.function(kernel_for(kQuantized, type_name(rows[0].dtype()), bits_)));
     const int warps = 2 * params.batch * params.heads;
     node.launch(kernel, dim3(ceil_div(warps, QuantizedAppendParams::kWarps)), 32 * QuantizedAppendParams::kWarps, 0, params);
   }
@@ -101,17 +100,17 @@ class QuantizedAppend final : public StepPrimitive {
 
 class Replace final : public StepPrimitive {
  public:
-  Replace(const mx::Stream& stream, std::vector<mx::array> to) : StepPrimitive(stream), to_(std::move(to)) {}
+  Replace(const mx::Stream& stream, Arrays to) : StepPrimitive(stream), to_(std::move(to)) {}
 
   const char* name() const override {
     return kCacheReplace;
   }
 
   // The inputs are the result and the new arrays: whatever reads the old ones leads to one of them, and so comes before.
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
     auto& encoder = mx::cu::get_command_encoder(stream());
     outputs[0].copy_shared_buffer(inputs[0]);
-    std::vector<mx::array> from;
+    Arrays from;
     for (std::size_t i = 1; i < inputs.size(); ++i) {
       from.push_back(contiguous_on_16_bytes(inputs[i], encoder, stream()));
     }
@@ -137,14 +136,13 @@ class Replace final : public StepPrimitive {
   }
 
  private:
-  std::vector<mx::array> to_;
+  Arrays to_;
 };
 
 }  // namespace
 
-mx::array cache_replace(
-    const mx::array& result, const std::vector<mx::array>& from, const std::vector<mx::array>& to, const mx::Stream& stream) {
-  std::vector<mx::array> inputs{result};
+mx::array cache_replace(const mx::array& result, const Arrays& from, const Arrays& to, const mx::Stream& stream) {
+  Arrays inputs{result};
   inputs.insert(inputs.end(), from.begin(), from.end());
   return {result.shape(), result.dtype(), std::make_shared<Replace>(stream, to), std::move(inputs)};
 }
@@ -153,7 +151,7 @@ QuantizedAppendForm quantized_append_form(const mx::array& out) {
   return static_cast<const QuantizedAppend&>(out.primitive()).form();
 }
 
-QuantizedRows quantized_rows(const std::vector<mx::array>& memory, std::vector<mx::array>& outputs, int group, KernelNode& node) {
+QuantizedRows quantized_rows(const Arrays& memory, Arrays& outputs, int group, KernelNode& node) {
   QuantizedRows to{};
   to.group = group;
   for (int i = 0; i < 6; ++i) {
@@ -169,15 +167,15 @@ QuantizedRows quantized_rows(const std::vector<mx::array>& memory, std::vector<m
   return to;
 }
 
-std::vector<mx::array> quantized_cache_append(
+Arrays quantized_cache_append(
     const mx::array& keys,
     const mx::array& values,
-    const std::vector<mx::array>& memory,
+    const Arrays& memory,
     int group,
     int bits,
     const mx::array& where,
     const mx::Stream& stream) {
-  std::vector<mx::array> inputs{keys, values};
+  Arrays inputs{keys, values};
   std::vector<mx::Shape> shapes;
   std::vector<mx::Dtype> dtypes;
   for (const mx::array& part : memory) {
@@ -189,7 +187,7 @@ std::vector<mx::array> quantized_cache_append(
   return mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<QuantizedAppend>(stream, group, bits), inputs);
 }
 
-std::vector<mx::array> cache_append(const std::vector<mx::array>& inputs, const mx::Stream& stream) {
+Arrays cache_append(const Arrays& inputs, const mx::Stream& stream) {
   return mx::array::make_arrays(
       {inputs[2].shape(), inputs[3].shape()}, {inputs[2].dtype(), inputs[3].dtype()}, std::make_shared<Append>(stream), inputs);
 }

@@ -3,22 +3,18 @@
 #pragma once
 
 #include "decoding/append/params.h"
+#include "runtime/arrays.h"
 #include "runtime/node.h"
 
-#include <mlx/array.h>
 #include <mlx/stream.h>
 
-#include <vector>
-
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 inline constexpr const char* kCacheAppend = "CacheAppend";
 
 // Inputs: keys and values [batch, heads, 1, dim], their caches [pages, heads, capacity, dim], and the pages and rows of each
 // sequence, int32 [2, batch]; where a cache has no pages a sequence is its own.
-std::vector<mx::array> cache_append(const std::vector<mx::array>& inputs, const mx::Stream& stream);
+Arrays cache_append(const Arrays& inputs, const mx::Stream& stream);
 
 inline constexpr const char* kQuantizedCacheAppend = "QuantizedCacheAppend";
 
@@ -29,10 +25,10 @@ struct QuantizedAppendForm {
 
 // The same of a quantised cache: `memory` has the packed keys [pages, heads, capacity, dim * bits / 32], their scales and biases
 // [pages, heads, capacity, dim / group], and those of the values. 4 or 8 bits; dims are multiples of 32 up to 256.
-std::vector<mx::array> quantized_cache_append(
+Arrays quantized_cache_append(
     const mx::array& keys,
     const mx::array& values,
-    const std::vector<mx::array>& memory,
+    const Arrays& memory,
     int group,
     int bits,
     const mx::array& where,
@@ -42,12 +38,11 @@ std::vector<mx::array> quantized_cache_append(
 QuantizedAppendForm quantized_append_form(const mx::array& out);
 
 // Has `outputs` be the memory, as what a kernel writes to.
-QuantizedRows quantized_rows(const std::vector<mx::array>& memory, std::vector<mx::array>& outputs, int group, KernelNode& node);
+QuantizedRows quantized_rows(const Arrays& memory, Arrays& outputs, int group, KernelNode& node);
 
 inline constexpr const char* kCacheReplace = "CacheReplace";
 
 // The result, after which arrays have been copied to others of their shapes and dtypes, which are row-contiguous.
-mx::array cache_replace(
-    const mx::array& result, const std::vector<mx::array>& from, const std::vector<mx::array>& to, const mx::Stream& stream);
+mx::array cache_replace(const mx::array& result, const Arrays& from, const Arrays& to, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

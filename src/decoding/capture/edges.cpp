@@ -15,10 +15,10 @@ namespace mlx_cuda {
 
 namespace {
 
-bool is_kernel(CUgraphNode node, bool with_pdl) {
+bool is_kernel(CUgraphNode node, bool of_pdl) {
   CUgraphNodeType type{};
   MLX_CUDA_CHECK(cuGraphNodeGetType(node, &type));
-  if (type != CU_GRAPH_NODE_TYPE_KERNEL || !with_pdl) {
+  if (type != CU_GRAPH_NODE_TYPE_KERNEL || !of_pdl) {
     return type == CU_GRAPH_NODE_TYPE_KERNEL;
   }
   CUDA_KERNEL_NODE_PARAMS params{};

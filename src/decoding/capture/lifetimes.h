@@ -1,7 +1,7 @@
 // Whether somebody still has one of many arrays.
 #pragma once
 
-#include <mlx/array.h>
+#include "runtime/arrays.h"
 
 #include <cstdint>
 #include <memory>
@@ -9,8 +9,6 @@
 #include <vector>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 class Lifetimes {
  public:

@@ -90,7 +90,7 @@ void* argument(CUgraphNode node, int index) {
 }
 
 // Of a copy, its negative by a primitive of MLX, and a copy of that: `arrays` are what they read and write.
-void check_nodes(const EncodedGraph& encoded, const std::vector<mx::array>& arrays) {
+void check_nodes(const EncodedGraph& encoded, const Arrays& arrays) {
   expect(encoded.nodes == 3, "graph_ has not one node for each of three kernels");
   expect(encoded.from.size() == 2 && encoded.to.size() == 2, "from_nodes_ and to_nodes_ are not the edges of a chain");
   expect(encoded.to[0] == encoded.from[1] && encoded.from[0] != encoded.to[1], "from_nodes_ and to_nodes_ are not in their order");
@@ -126,7 +126,7 @@ void run(EncodedGraph encoded, mx::cu::CommandEncoder& encoder) {
 }
 
 // `arrays`: those that the nodes use, which whoever calls keeps until they have run.
-void check(std::vector<mx::array>& arrays, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+void check(Arrays& arrays, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
   arrays.push_back(mx::arange(0, kSize, mx::float32, stream));
   arrays[0].eval();
   check_arrays(arrays[0]);
@@ -165,7 +165,7 @@ std::string refusal(const std::string& difference) {
 
 std::string tried(const mx::Stream& stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
-  std::vector<mx::array> arrays;
+  Arrays arrays;
   arrays.reserve(5);
   try {
     check(arrays, encoder, stream);

@@ -1,13 +1,13 @@
 // Whether MLX is inside what captures of steps take it for (runtime/mlx_internals.h).
 #pragma once
 
+#include "runtime/arrays.h"
+
 #include <mlx/stream.h>
 
 #include <string>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // Why no step is captured in this process, in words; empty where steps are. Three known nodes are captured, looked at and run once;
 // a GPU that is full then is a CaptureError, and is asked again. Launches what the stream has.

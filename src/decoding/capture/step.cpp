@@ -37,7 +37,7 @@ class Placed final : public StepPrimitive {
     return kStepInput;
   }
 
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>& outputs) override {
+  void eval_gpu(const Arrays&, Arrays& outputs) override {
     const auto step = step_.lock();
     if (!step || !step->capturing_) {
       throw CaptureError("[decode_step] The model reads a token or its place on the host.");
@@ -60,7 +60,7 @@ class Replay final : public StepPrimitive {
     return "DecodeStep";
   }
 
-  void eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+  void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
     step_->launch(inputs[0], places_, outputs[0], stream());
   }
 
@@ -79,13 +79,13 @@ Step::Step(mx::Shape tokens, mx::Dtype dtype, int places, std::optional<Pages> p
   if (places > BeginParams::kMostPlaces) {
     throw std::invalid_argument("[decode_step] The caches stand at too many different places.");
   }
-  mx::eval(std::vector<mx::array>{tokens_, places_, sequences_});
+  mx::eval(Arrays{tokens_, places_, sequences_});
   hold(tokens_);
   hold(places_);
   if (pages_) {
     table_ = mx::zeros({places, tokens[0] * pages_->columns}, mx::int32, stream);
     next_table_ = mx::zeros({places, tokens[0], pages_->columns}, mx::int32, stream);
-    mx::eval(std::vector<mx::array>{*table_, *next_table_});
+    mx::eval(Arrays{*table_, *next_table_});
     hold(*table_);
   }
 }
@@ -168,7 +168,7 @@ mx::array Step::content(const mx::array& memory) {
   return placed(memory);
 }
 
-mx::array Step::finish(const mx::array& result, const std::vector<mx::array>& from, const std::vector<mx::array>& to) {
+mx::array Step::finish(const mx::array& result, const Arrays& from, const Arrays& to) {
   written_ = to;
   return cache_replace(result, from, to, stream_);
 }
@@ -191,13 +191,12 @@ void Step::set_sequences(const mx::array& sequences, const std::optional<mx::arr
   }
 }
 
-std::vector<mx::array> Step::append(
-    const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place) {
+Arrays Step::append(const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place) {
   return cache_append({keys, values, k_cache, v_cache, where(place)}, stream_);
 }
 
-std::vector<mx::array> Step::append_quantized(
-    const mx::array& keys, const mx::array& values, const std::vector<mx::array>& memory, int group, int bits, int place) {
+Arrays Step::append_quantized(
+    const mx::array& keys, const mx::array& values, const Arrays& memory, int group, int bits, int place) {
   return quantized_cache_append(keys, values, memory, group, bits, where(place), stream_);
 }
 
@@ -260,7 +259,7 @@ mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places
   if (tokens.status() == mx::array::Status::unscheduled) {
     mx::async_eval({tokens});
   }
-  std::vector<mx::array> inputs{tokens};
+  Arrays inputs{tokens};
   inputs.insert(inputs.end(), last_.begin(), last_.end());  // after it, on whichever stream that was
   mx::array out(result_[0].shape(), result_[0].dtype(), std::make_shared<Replay>(stream, shared_from_this(), places), inputs);
   launched_ = false;
@@ -329,15 +328,13 @@ void clear_rows(CUdeviceptr to, std::size_t pitch, std::size_t bytes, std::size_
 
 }  // namespace
 
-std::vector<mx::array> Step::fill(
-    std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches) {
+Arrays Step::fill(Arrays content, const std::vector<std::optional<int>>& rows, const Arrays& caches) {
   mx::eval(content);  // the caller's, whose errors are MLX's own
   capturing([&] { copy_in(std::move(content), rows, caches); });
   return shared_;
 }
 
-void Step::copy_in(
-    std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches) {
+void Step::copy_in(Arrays content, const std::vector<std::optional<int>>& rows, const Arrays& caches) {
   for (std::size_t i = 0; i < content.size(); ++i) {
     if (rows.at(i) ? distance(content[i]) == 0 : !content[i].flags().row_contiguous) {
       content[i] = mx::contiguous(content[i], false, stream_);

@@ -8,9 +8,9 @@
 #include "all_sum/peers.h"
 #include "decoding/append/params.h"
 #include "decoding/capture/lifetimes.h"
+#include "runtime/arrays.h"
 
 #include <cuda.h>
-#include <mlx/array.h>
 #include <mlx/stream.h>
 
 #include <cstddef>
@@ -28,8 +28,6 @@ struct CudaBuffer;
 }
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 class Plan;
 struct EncodedGraph;
@@ -60,15 +58,13 @@ class Step : public std::enable_shared_from_this<Step> {
 
   // The caches, [batch or pages, heads, capacity, dim], with a token's keys and values at their place. They are written where they
   // lie.
-  std::vector<mx::array> append(
-      const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place);
+  Arrays append(const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place);
 
   // The same of a quantised cache (append.h).
-  std::vector<mx::array> append_quantized(
-      const mx::array& keys, const mx::array& values, const std::vector<mx::array>& memory, int group, int bits, int place);
+  Arrays append_quantized(const mx::array& keys, const mx::array& values, const Arrays& memory, int group, int bits, int place);
 
   // The result, after which the first arrays have been copied to the others, where the next step finds them.
-  mx::array finish(const mx::array& result, const std::vector<mx::array>& from, const std::vector<mx::array>& to);
+  mx::array finish(const mx::array& result, const Arrays& from, const Arrays& to);
 
   // What each sequence has beyond the offset, and the start, of its place, from now on: int32 [places, 2, batch], zeros at first;
   // and the pages that it is in, int32 [places, batch, columns], where it is in pages.
@@ -84,8 +80,7 @@ class Step : public std::enable_shared_from_this<Step> {
 
   // Copies so many first rows, or everything, into caches (row-contiguous, [batch, heads, rows, dim] of those with rows), and gives
   // arrays of that memory to whoever is to have it from now on. The caller keeps `caches`.
-  std::vector<mx::array> fill(
-      std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches);
+  Arrays fill(Arrays content, const std::vector<std::optional<int>>& rows, const Arrays& caches);
   // Zeros in all rows but so many first ones of the arrays that `fill` gave: others may have had this memory, and whoever has it
   // now may read or save all of it.
   void clear(const std::vector<std::optional<int>>& rows);
@@ -125,7 +120,7 @@ class Step : public std::enable_shared_from_this<Step> {
   void capture(Plan& plan, const mx::array& tokens, const std::vector<Place>& places);
   void encode(const Plan& plan);
   void make_executable(EncodedGraph encoded);
-  void copy_in(std::vector<mx::array> content, const std::vector<std::optional<int>>& rows, const std::vector<mx::array>& caches);
+  void copy_in(Arrays content, const std::vector<std::optional<int>>& rows, const Arrays& caches);
   mx::array placed(const mx::array& value);
   void begin(const mx::array& tokens, const std::vector<Place>& places, CUstream queue) const;
   bool settled(long uses);
@@ -141,10 +136,10 @@ class Step : public std::enable_shared_from_this<Step> {
   std::optional<mx::array> next_table_{};  // what is put there
   int count_;
   bool capturing_ = false;
-  std::vector<mx::array> written_{};  // by what `finish` gave
-  std::vector<mx::array> shared_{};
-  std::vector<mx::array> result_{};  // one, once it is captured
-  std::vector<mx::array> last_{};    // what was begun last: whoever reads a cache waits for it
+  Arrays written_{};  // by what `finish` gave
+  Arrays shared_{};
+  Arrays result_{};  // one, once it is captured
+  Arrays last_{};    // what was begun last: whoever reads a cache waits for it
   std::unordered_set<std::shared_ptr<mx::array::Data>> memory_{};
   std::vector<std::pair<const mx::cu::CudaBuffer*, const void*>> captured_at_{};  // what others hold too, and may have moved
   Lifetimes made_{};                                                              // of the arrays of the captured graph

@@ -39,7 +39,7 @@ class Function {
   bool is_one() const {
     return is_one_;
   }
-  const std::vector<mx::array>& leaves() const {
+  const Arrays& leaves() const {
     return leaves_;
   }
   // The same for the same function.
@@ -104,7 +104,7 @@ class Function {
         return mx::astype(mx::array(kValues[i].begin(), {1, 1, kCount}), source.dtype(), stream);
       }
     }
-    std::vector<mx::array> inputs;
+    Arrays inputs;
     for (const mx::array& in : source.inputs()) {
       inputs.push_back(call(in));
     }
@@ -113,7 +113,7 @@ class Function {
 
   const Plan& plan_;
   const mx::array out_;
-  std::vector<mx::array> leaves_{};
+  Arrays leaves_{};
   std::unordered_map<std::uintptr_t, Read> read_{};
   std::unordered_map<std::uintptr_t, std::size_t> seen_{};  // how many were there before
   std::string text_{};

@@ -52,7 +52,7 @@ bool takes_in(const mx::array& sum, const mx::array& other, const mx::array& add
 
 }  // namespace
 
-void sum_with_residuals(std::vector<mx::array> results) {
+void sum_with_residuals(Arrays results) {
   std::unordered_set<std::uintptr_t> seen;
   while (!results.empty()) {
     mx::array next = std::move(results.back());
@@ -64,7 +64,7 @@ void sum_with_residuals(std::vector<mx::array> results) {
       const mx::array& sum = next.inputs()[term];
       const mx::array& other = next.inputs()[1 - term];
       if (takes_in(sum, other, next)) {
-        std::vector<mx::array> inputs{sum.inputs()[0], other};
+        Arrays inputs{sum.inputs()[0], other};
         next.primitive_ptr() = sum.primitive_ptr();
         next.inputs() = std::move(inputs);
       }
@@ -80,7 +80,7 @@ Item all_sum_item(const Plan& plan, const Item& sum) {
   const bool has_other = sum.inputs.size() > 1;
   const Item* add = has_other ? nullptr : reader_of(plan, summed);
   const auto other = has_other ? std::optional(sum.inputs[1]) : add ? added_to(plan, *add, summed) : std::nullopt;
-  std::vector<mx::array> inputs{x};
+  Arrays inputs{x};
   if (other) {
     inputs.push_back(*other);
   }

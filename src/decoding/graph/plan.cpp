@@ -13,10 +13,10 @@ namespace mlx_cuda {
 namespace {
 
 // What an array is computed from. A custom function's primitive has its arguments too, which only derivatives read.
-std::vector<mx::array> operands(const mx::array& array) {
+Arrays operands(const mx::array& array) {
   const auto& inputs = array.inputs();
   const bool custom = std::string_view(array.primitive().name()) == "CustomTransforms";
-  return custom ? std::vector<mx::array>(inputs.end() - static_cast<std::ptrdiff_t>(array.outputs().size()), inputs.end()) : inputs;
+  return custom ? Arrays(inputs.end() - static_cast<std::ptrdiff_t>(array.outputs().size()), inputs.end()) : inputs;
 }
 
 // Whether it is one of MLX's primitives that other processes take part in.

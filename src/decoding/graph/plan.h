@@ -1,7 +1,8 @@
 // What a captured step computes: the part of MLX's graph that depends on its inputs, in pieces that others may take the place of.
 #pragma once
 
-#include <mlx/array.h>
+#include "runtime/arrays.h"
+
 #include <mlx/stream.h>
 
 #include <cstddef>
@@ -14,8 +15,6 @@
 
 namespace mlx_cuda {
 
-namespace mx = mlx::core;
-
 // The name of the primitives that give a step its inputs, and of sums over GPUs (all_sum/all_sum.h).
 inline constexpr const char* kStepInput = "StepInput";
 inline constexpr const char* kAllSum = "AllSum";
@@ -23,8 +22,8 @@ inline constexpr const char* kAllSum = "AllSum";
 // Something that gives arrays from others: a primitive of MLX's graph, or what replaces several.
 struct Item {
   std::string name;
-  std::vector<mx::array> inputs;
-  std::vector<mx::array> outputs;
+  Arrays inputs;
+  Arrays outputs;
   std::function<void(const mx::Stream&)> run;  // adds its kernels to the stream's encoder
 };
 
@@ -37,7 +36,7 @@ class Plan {
     return result_;
   }
   // What they use that depends on no input of the step: it is computed once.
-  const std::vector<mx::array>& constants() const {
+  const Arrays& constants() const {
     return constants_;
   }
   // The primitives, and what was added to them, in the order in which they were found.
@@ -57,7 +56,7 @@ class Plan {
 
  private:
   mx::array result_;
-  std::vector<mx::array> constants_{};
+  Arrays constants_{};
   std::deque<Item> items_{};  // which stay where they are
   std::unordered_map<std::uintptr_t, const Item*> givers_{};
   std::unordered_map<std::uintptr_t, std::vector<const Item*>> readers_{};

@@ -2,20 +2,17 @@
 #pragma once
 
 #include "decoding/graph/capture_error.h"
+#include "runtime/arrays.h"
 
 #include <mlx/primitives.h>
 
-#include <vector>
-
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 class StepPrimitive : public mx::Primitive {
  public:
   using mx::Primitive::Primitive;
 
-  void eval_cpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
+  void eval_cpu(const Arrays&, Arrays&) override {
     throw CaptureError("[decode_step] A captured step runs on the GPU only.");
   }
 };

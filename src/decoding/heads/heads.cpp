@@ -21,7 +21,6 @@ namespace mlx_cuda {
 
 namespace {
 
-#define MLX_CUDA_NO_ROW(...)
 constexpr auto kPlain = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_HEADS_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kQuantized =
     std::to_array<KernelRow<std::string_view, int>>({MLX_CUDA_HEADS_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
@@ -81,8 +80,8 @@ const Item* attention_of(const Plan& plan, const mx::array& keys) {
 
 }  // namespace
 
-std::vector<mx::array> HeadsCall::inputs() const {
-  std::vector<mx::array> inputs{queries.rows, keys.rows, values, rotation.offset};
+Arrays HeadsCall::inputs() const {
+  Arrays inputs{queries.rows, keys.rows, values, rotation.offset};
   inputs.insert(inputs.end(), caches.begin(), caches.end());
   return inputs;
 }
@@ -155,7 +154,7 @@ HeadsParams heads_params(HeadsCall& call, KernelNode& node) {
 }
 
 Item heads_item(const HeadsCall& call) {
-  std::vector<mx::array> outputs{call.queries.out};
+  Arrays outputs{call.queries.out};
   outputs.insert(outputs.end(), call.appended.begin(), call.appended.end());
   return {call.name(), call.inputs(), outputs, [call = call](const mx::Stream& stream) mutable {
             make_contiguous(call, stream);
@@ -166,8 +165,7 @@ Item heads_item(const HeadsCall& call) {
             static KernelModule kernels("heads");
             const std::string dtype = type_name(call.queries.out.dtype());
             CUfunction kernel =
-                kernels.function(call.form ? kernel_for(kQuantized, dtype, call.form->bits) : kernel_for(kPlain, dtype));
-            enable_pdl(kernel);
+                with_pdl(kernels.function(call.form ? kernel_for(kQuantized, dtype, call.form->bits) : kernel_for(kPlain, dtype)));
             const int all = params.batch * (params.heads[0] + 2 * params.heads[1]);
             const dim3 grid(ceil_div(all, HeadsParams::kWarps));
             if (call.form) {

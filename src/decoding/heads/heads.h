@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace mlx_cuda {
 
@@ -37,13 +36,13 @@ struct HeadsCall {
   Heads keys;
   mx::array values;
   Rotation rotation;
-  std::vector<mx::array> caches;    // of keys and values, [pages, heads, capacity, dim], or their parts (append.h), and
-  std::vector<mx::array> appended;  // with the token
-  mx::array where;                  // int32 [2, batch]: pages and rows
-  const Item* attention;            // that reads both
+  Arrays caches;          // of keys and values, [pages, heads, capacity, dim], or their parts (append.h), and
+  Arrays appended;        // with the token
+  mx::array where;        // int32 [2, batch]: pages and rows
+  const Item* attention;  // that reads both
   std::optional<QuantizedAppendForm> form{};
 
-  std::vector<mx::array> inputs() const;
+  Arrays inputs() const;
   std::string name() const;
 };
 

@@ -92,11 +92,11 @@ std::optional<Item> router_item(const Plan& plan, const mx::array& chosen, const
   params.first_of_equals = best->first_of_equals;
   params.before = softmax ? RouterScores::softmax : RouterScores::plain;
   params.after = *after;
-  const std::vector<mx::array> outputs{chosen, scores};
+  const Arrays outputs{chosen, scores};
   return Item{"router", {logits}, outputs, [=](const mx::Stream& stream) {
                 auto& encoder = mx::cu::get_command_encoder(stream);
                 const mx::array given = contiguous(logits, encoder, stream);
-                std::vector<mx::array> results = outputs;
+                Arrays results = outputs;
                 for (mx::array& out : results) {
                   allocate(out, stream);
                 }
@@ -106,8 +106,7 @@ std::optional<Item> router_item(const Plan& plan, const mx::array& chosen, const
                 filled.chosen = node.writes<unsigned>(results[0]);
                 filled.scores = node.writes(results[1]);
                 static KernelModule kernels("router");
-                CUfunction kernel = kernels.function(kernel_for(kKernels, type_name(scores.dtype())));
-                enable_pdl(kernel);
+                CUfunction kernel = with_pdl(kernels.function(kernel_for(kKernels, type_name(scores.dtype()))));
                 node.launch(kernel, dim3(1), ceil_div(filled.experts, 32) * 32, 0, filled);
               }};
 }

@@ -53,7 +53,7 @@ std::optional<Item> row_norm_item(const Plan& plan, const Item& norm) {
     return std::nullopt;
   }
   const float eps = static_cast<const mx::fast::RMSNorm&>(normed.primitive()).state().second;
-  std::vector<mx::array> inputs{x};
+  Arrays inputs{x};
   if (other) {
     inputs.push_back(*other);
   }
@@ -73,8 +73,7 @@ std::optional<Item> row_norm_item(const Plan& plan, const Item& norm) {
                 params.inner = inner;
                 params.eps = eps;
                 static KernelModule kernels("row_norm");
-                CUfunction kernel = kernels.function(kernel_for(kKernels, type_name(out.dtype())));
-                enable_pdl(kernel);
+                CUfunction kernel = with_pdl(kernels.function(kernel_for(kKernels, type_name(out.dtype()))));
                 node.launch(kernel, dim3(out.size() / inner), ceil_div(inner / piece, 32) * 32, 0, params);
               }};
 }

@@ -60,8 +60,7 @@ void launch(HeadsCall call, AttentionArrays in, const AttentionOptions& options,
   const TokenTraits traits{heads.dim <= 64 ? 64 : heads.dim <= 128 ? 128 : 256};
   static KernelModule kernels("token_sm90");
   static constexpr auto table = std::to_array<KernelRow<std::string_view, int>>({MLX_CUDA_TOKEN_KERNELS(MLX_CUDA_KERNEL_ROW)});
-  CUfunction kernel = kernels.function(kernel_for(table, type_name(out.dtype()), traits.width));
-  enable_pdl(kernel);
+  CUfunction kernel = with_pdl(kernels.function(kernel_for(table, type_name(out.dtype()), traits.width)));
   node.launch(
       kernel, dim3(TokenTraits::kParts, decode.kv_heads, decode.batch), 32 * TokenTraits::kWarps, traits.shared_bytes(decode.group),
       params);
@@ -85,7 +84,7 @@ std::optional<Item> token_item(const Plan& plan, const HeadsCall& call) {
   if (!fits) {
     return std::nullopt;
   }
-  std::vector<mx::array> inputs = call.inputs();
+  Arrays inputs = call.inputs();
   for (const auto& optional : {in.starts, in.ends, in.sinks}) {
     if (optional) {
       inputs.push_back(*optional);

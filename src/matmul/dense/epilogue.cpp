@@ -16,7 +16,6 @@ constexpr long long kThreads = 256;
 
 KernelModule kernels("epilogue");
 
-#define MLX_CUDA_NO_ROW(...)
 constexpr auto kEpilogue =
     std::to_array<KernelRow<std::string_view>>({MLX_CUDA_EPILOGUE_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kScaling =

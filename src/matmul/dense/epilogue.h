@@ -2,15 +2,13 @@
 #pragma once
 
 #include "device/activation.h"
+#include "runtime/arrays.h"
 
-#include <mlx/array.h>
 #include <mlx/backend/cuda/device.h>
 
 #include <optional>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // out = activation(out + bias) in place, and in `inside`, where that is not null, what the activation was applied to. All
 // row-contiguous and of one dtype: float16, bfloat16 or float32.

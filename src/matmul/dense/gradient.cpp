@@ -18,7 +18,6 @@ namespace {
 
 KernelModule kernels("gradient");
 
-#define MLX_CUDA_NO_ROW(...)
 constexpr auto kGradient =
     std::to_array<KernelRow<std::string_view, bool>>({MLX_CUDA_GRADIENT_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kSums =
@@ -58,7 +57,7 @@ class LinearGradientPrimitive final : public Stateful<GradientOptions> {
     return "LinearGradient";
   }
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     std::vector<mx::Shape> shapes;
     if (state_.activation != Activation::none) {
       shapes.push_back(inputs[0].shape());
@@ -70,11 +69,11 @@ class LinearGradientPrimitive final : public Stateful<GradientOptions> {
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     const auto stream = queue();
     const mx::Dtype dtype = inputs[0].dtype();
     mx::array inner = mx::astype(inputs[0], mx::float32, stream);
-    std::vector<mx::array> results;
+    Arrays results;
     if (state_.activation != Activation::none) {
       inner = mx::multiply(inner, derivative(inputs[1], state_.activation, stream), stream);
       results.push_back(mx::astype(inner, dtype, stream));
@@ -85,7 +84,7 @@ class LinearGradientPrimitive final : public Stateful<GradientOptions> {
     return results;
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array outer = inputs[0];
     const auto rows = static_cast<long long>(outer.shape(0));
     const auto columns = static_cast<long long>(outer.shape(1));
@@ -139,12 +138,11 @@ LinearGradient linear_gradient(
     return {outer, std::nullopt};
   }
   auto rows = [&](const mx::array& in) { return in.ndim() == 1 ? mx::expand_dims(in, 0, stream) : mx::flatten(in, 0, -2, stream); };
-  std::vector<mx::array> inputs{rows(outer)};
+  Arrays inputs{rows(outer)};
   if (activation != Activation::none) {
     inputs.push_back(rows(saved));
   }
-  const std::vector<mx::array> results =
-      results_of<LinearGradientPrimitive>(inputs, outer.dtype(), stream, GradientOptions{activation, with_bias});
+  const Arrays results = results_of<LinearGradientPrimitive>(inputs, outer.dtype(), stream, GradientOptions{activation, with_bias});
   const std::optional<mx::array> bias = with_bias ? std::optional(results.back()) : std::nullopt;
   return {activation == Activation::none ? outer : mx::reshape(results[0], outer.shape(), stream), bias};
 }

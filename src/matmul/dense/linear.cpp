@@ -68,17 +68,17 @@ class LinearInside final : public Fused {
   DEFINE_NAME(LinearInside)
   DEFINE_DEFAULT_IS_EQUIVALENT()
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {inputs.back().shape()};
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     const auto bias = inputs.size() > 3 ? std::optional(inputs[2]) : std::nullopt;
     return {linear(inputs[0], inputs[1], bias, Activation::none, queue())};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder&) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder&) override {
     outputs[0].copy_shared_buffer(inputs.back());
   }
 };
@@ -97,17 +97,13 @@ class Linear final : public Stateful<LinearOptions> {
   using Stateful::Stateful;
   DEFINE_NAME(Linear)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     mx::Shape shape = inputs[0].shape();
     shape.back() = inputs[1].shape(0);
     return std::vector<mx::Shape>(state_.inside ? 2 : 1, shape);
   }
 
-  std::vector<mx::array> vjp(
-      const std::vector<mx::array>& primals,
-      const std::vector<mx::array>& cotangents,
-      const std::vector<int>& argnums,
-      const std::vector<mx::array>& outputs) override {
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums, const Arrays& outputs) override {
     const auto stream = queue();
     const mx::array& x = primals[0];
     const mx::array& w = primals[1];
@@ -116,7 +112,7 @@ class Linear final : public Stateful<LinearOptions> {
     auto rows = [&](const mx::array& in) {
       return in.ndim() == 1 ? mx::expand_dims(in, 0, stream) : mx::flatten(in, 0, -2, stream);
     };
-    std::vector<mx::array> wanted;
+    Arrays wanted;
     for (const int argnum : argnums) {
       if (argnum == 0) {
         wanted.push_back(linear(gradient.inner, mx::transpose(w, stream), std::nullopt, Activation::none, stream));
@@ -131,25 +127,24 @@ class Linear final : public Stateful<LinearOptions> {
   }
 
   // A batch of x only is more rows.
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override {
     if (std::any_of(axes.begin() + 1, axes.end(), [](int axis) { return axis >= 0; })) {
       return Fused::vmap(inputs, axes);
     }
     const mx::array x = mx::moveaxis(inputs[0], axes[0], 0, queue());
-    std::vector<mx::array> batched{x, inputs[1]};
+    Arrays batched{x, inputs[1]};
     batched.insert(batched.end(), inputs.begin() + 2, inputs.end());
     return {results_of<Linear>(batched, x.dtype(), queue(), state_), std::vector<int>(state_.inside ? 2 : 1, 0)};
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     const auto stream = queue();
     mx::array y = mx::matmul(inputs[0], mx::transpose(inputs[1], stream), stream);
     if (inputs.size() > 2) {
       y = mx::add(y, inputs[2], stream);
     }
-    std::vector<mx::array> results{y};
+    Arrays results{y};
     if (state_.activation == Activation::relu) {
       results[0] = mx::maximum(y, mx::array(0.0f, y.dtype()), stream);
     } else if (state_.activation == Activation::gelu_approx) {
@@ -161,7 +156,7 @@ class Linear final : public Stateful<LinearOptions> {
     return results;
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     const Operand x = operand(inputs[0], encoder, stream());
     const Operand w = operand(inputs[1], encoder, stream());
@@ -225,7 +220,7 @@ class Linear final : public Stateful<LinearOptions> {
 
  private:
   // What the derivative of the activation is taken at.
-  mx::array saved(const std::vector<mx::array>& primals, const std::vector<mx::array>& outputs) const {
+  mx::array saved(const Arrays& primals, const Arrays& outputs) const {
     if (state_.activation != Activation::gelu_approx) {
       return mx::stop_gradient(outputs[0], queue());  // that of relu does not change with it
     }
@@ -233,7 +228,7 @@ class Linear final : public Stateful<LinearOptions> {
       const auto bias = primals.size() > 2 ? std::optional(primals[2]) : std::nullopt;
       return linear(primals[0], primals[1], bias, Activation::none, queue());
     }
-    std::vector<mx::array> inputs = primals;
+    Arrays inputs = primals;
     inputs.push_back(mx::stop_gradient(outputs[1], queue()));
     return result_of<LinearInside>(std::move(inputs), outputs[1].dtype(), queue());
   }
@@ -252,7 +247,7 @@ mx::array linear(
   if (one_row && !bias && activation == Activation::none) {  // MLX's own matrix-vector kernel is faster than cuBLASLt
     return mx::matmul(x, mx::transpose(w, stream), stream);
   }
-  std::vector<mx::array> inputs{x, w};
+  Arrays inputs{x, w};
   if (bias) {
     inputs.push_back(*bias);
   }

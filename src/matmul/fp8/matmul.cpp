@@ -137,15 +137,12 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
   using Stateful::Stateful;
   DEFINE_NAME(Fp8Matmul)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {{inputs[0].shape(0), inputs[1].shape(0)}};
   }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
-    const auto apply = [&](const std::vector<mx::array>& one) {
-      return result_of<Fp8Matmul>(one, state_.out_dtype, queue(), state_);
-    };
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override {
+    const auto apply = [&](const Arrays& one) { return result_of<Fp8Matmul>(one, state_.out_dtype, queue(), state_); };
     return vmap_in_turn(inputs, axes, apply, queue());
   }
 
@@ -155,14 +152,14 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
   }
 
   // Derivatives alone ask for it, and to these all inputs but the bias are constants.
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     if (!state_.has_bias) {
       throw std::runtime_error("[fp8_matmul] Products of codes have no derivatives.");
     }
     return {mx::broadcast_to(inputs.back(), {inputs[0].shape(0), inputs[1].shape(0)}, queue())};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     // The library wants scales on 16 bytes too, be they one number.
     auto operand = [&](const mx::array& in) { return contiguous_on_16_bytes(in, encoder, stream()); };
@@ -212,7 +209,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     std::optional<mx::array> scale_a, scale_b, bias;
   };
 
-  Extras extras(const std::vector<mx::array>& inputs) const {
+  Extras extras(const Arrays& inputs) const {
     Extras extras;
     std::size_t next = 2;
     auto take = [&](bool given) { return given ? std::optional(inputs[next++]) : std::nullopt; };
@@ -326,8 +323,7 @@ mx::array fp8_matmul(
   if (blocks && !can_matmul(make_problem(height, width, inner, options), device)) {
     return mx::reshape(dequantized_matmul(rows_a, b, scales_a, scales_b, bias, out_dtype, stream), shape, stream);
   }
-  std::vector<mx::array> inputs{
-      padded(padded(rows_a, 1, inner, stream), 0, height, stream), padded(padded(b, 1, inner, stream), 0, width, stream)};
+  Arrays inputs{padded(padded(rows_a, 1, inner, stream), 0, height, stream), padded(padded(b, 1, inner, stream), 0, width, stream)};
   if (const auto scale = scales_a.laid_out(height)) {
     options.has_scale_a = true;
     inputs.push_back(*scale);

@@ -30,7 +30,7 @@ class QuantizeFp8 final : public Stateful<Fp8Part> {
   using Stateful::Stateful;
   DEFINE_NAME(QuantizeFp8)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     const mx::Shape& shape = inputs[0].shape();
     mx::Shape scales = shape;
     scales.back() = state_ == Fp8Part::row ? 1 : ceil_div(shape.back(), kBlock);
@@ -40,8 +40,7 @@ class QuantizeFp8 final : public Stateful<Fp8Part> {
     return {shape, state_ == Fp8Part::tensor ? mx::Shape{1} : scales};
   }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override {
     const auto s = queue();
     const mx::array x = mx::moveaxis(inputs[0], axes[0], 0, s);
     if (state_ == Fp8Part::tensor) {  // each entry is a row then
@@ -52,8 +51,8 @@ class QuantizeFp8 final : public Stateful<Fp8Part> {
       auto [all, of_all] = quantize_fp8(x, state_, s);
       return {{all, of_all}, {0, 0}};
     }
-    std::vector<mx::array> values;
-    std::vector<mx::array> scales;
+    Arrays values;
+    Arrays scales;
     for (int i = 0; i < x.shape(0); ++i) {
       auto [one, of_one] = quantize_fp8(mx::take(x, i, 0, s), state_, s);
       values.push_back(one);
@@ -68,11 +67,11 @@ class QuantizeFp8 final : public Stateful<Fp8Part> {
   }
 
   // The input is a constant to derivatives.
-  std::vector<mx::array> compose(const std::vector<mx::array>&) const override {
+  Arrays compose(const Arrays&) const override {
     throw std::runtime_error("[quantize_fp8] Codes have no derivatives.");
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array x = inputs[0];
     auto distance = row_distance(x);
     if (!distance) {

@@ -183,7 +183,7 @@ void launch(const GemvCall& call, const mx::Stream& stream) {
   const auto added = call.added ? std::optional(contiguous(*call.added, encoder, stream)) : std::nullopt;
   const auto chosen = first.chosen ? std::optional(contiguous(*first.chosen, encoder, stream)) : std::nullopt;
   const auto factors = call.factors ? std::optional(contiguous(*call.factors, encoder, stream)) : std::nullopt;
-  std::vector<mx::array> outputs = call.outputs;
+  Arrays outputs = call.outputs;
   for (mx::array& out : outputs) {
     allocate(out, stream);
   }
@@ -215,8 +215,7 @@ void launch(const GemvCall& call, const mx::Stream& stream) {
     params.row_limit = params.part[0].columns;
   }
   const int warps = share_out(params, form);
-  CUfunction kernel = kernel_of(first, form, type_name(x.dtype()));
-  enable_pdl(kernel);
+  CUfunction kernel = with_pdl(kernel_of(first, form, type_name(x.dtype())));
   node.launch(kernel, dim3(ceil_div(params.row_limit, params.block_rows)), 32 * warps, params.shared_bytes(form, warps), params);
 }
 
@@ -235,8 +234,8 @@ std::optional<OneGemv> gemv_of(const mx::array& out) {
                                                                                                                : std::nullopt;
 }
 
-std::vector<mx::array> GemvCall::inputs() const {
-  std::vector<mx::array> all{x};
+Arrays GemvCall::inputs() const {
+  Arrays all{x};
   for (const auto& optional : {added, factors, parts[0].chosen}) {
     if (optional) {
       all.push_back(*optional);

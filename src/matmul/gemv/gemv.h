@@ -3,8 +3,8 @@
 
 #include "matmul/gemv/params.h"
 #include "matmul/quantized/weights.h"
+#include "runtime/arrays.h"
 
-#include <mlx/array.h>
 #include <mlx/stream.h>
 
 #include <optional>
@@ -12,8 +12,6 @@
 #include <vector>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // x @ w^T by a primitive, as the kernel takes it.
 struct OneGemv {
@@ -52,9 +50,9 @@ struct GemvCall {
   GemvEpilogue epilogue = GemvEpilogue::none;
   std::optional<mx::array> added{};
   std::optional<mx::array> factors{};  // of experts with a row each: what their products are multiplied by before they are summed
-  std::vector<mx::array> outputs;      // of the parts, or the one of the epilogue
+  Arrays outputs;                      // of the parts, or the one of the epilogue
 
-  std::vector<mx::array> inputs() const;
+  Arrays inputs() const;
   std::string name() const;
 };
 

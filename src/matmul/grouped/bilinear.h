@@ -11,12 +11,11 @@ class Bilinear : public Fused {
  public:
   using Fused::Fused;
 
-  std::vector<mx::array> jvp(
-      const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents, const std::vector<int>& argnums) final {
-    std::vector<mx::array> terms;
+  Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) final {
+    Arrays terms;
     for (std::size_t i = 0; i < argnums.size(); ++i) {
       if (argnums[i] < 2) {
-        std::vector<mx::array> inputs = primals;
+        Arrays inputs = primals;
         inputs[argnums[i]] = tangents[i];
         terms.push_back(apply(inputs));
       }
@@ -27,12 +26,8 @@ class Bilinear : public Fused {
     return {terms.size() == 1 ? terms[0] : mx::add(terms[0], terms[1], queue())};
   }
 
-  std::vector<mx::array> vjp(
-      const std::vector<mx::array>& primals,
-      const std::vector<mx::array>& cotangents,
-      const std::vector<int>& argnums,
-      const std::vector<mx::array>&) final {
-    std::vector<mx::array> gradients;
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums, const Arrays&) final {
+    Arrays gradients;
     for (const int argnum : argnums) {
       gradients.push_back(
           argnum == 0   ? first_gradient(primals, cotangents[0])
@@ -42,23 +37,22 @@ class Bilinear : public Fused {
     return gradients;
   }
 
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) final {
-    return vmap_in_turn(inputs, axes, [this](const std::vector<mx::array>& own) { return apply(own); }, queue());
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) final {
+    return vmap_in_turn(inputs, axes, [this](const Arrays& own) { return apply(own); }, queue());
   }
 
  protected:
   // The same operation on other inputs.
-  virtual mx::array apply(const std::vector<mx::array>& inputs) const = 0;
+  virtual mx::array apply(const Arrays& inputs) const = 0;
 
   // With respect to each of the first two inputs.
-  virtual mx::array first_gradient(const std::vector<mx::array>& primals, const mx::array& cotangent) const = 0;
-  virtual mx::array second_gradient(const std::vector<mx::array>& primals, const mx::array& cotangent) const = 0;
+  virtual mx::array first_gradient(const Arrays& primals, const mx::array& cotangent) const = 0;
+  virtual mx::array second_gradient(const Arrays& primals, const mx::array& cotangent) const = 0;
   bool is_composable() const final {
     return false;
   }
 
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const final {
+  Arrays compose(const Arrays& inputs) const final {
     return {apply(inputs)};
   }
 };

@@ -35,22 +35,22 @@ class GatherMatmul final : public Stateful<GatherOptions, Bilinear> {
   using Stateful::Stateful;
   DEFINE_NAME(GatherMatmul)
 
-  std::optional<GatheredRows> gathered_rows(const std::vector<mx::array>& inputs) const {
+  std::optional<GatheredRows> gathered_rows(const Arrays& inputs) const {
     const mx::array& x = inputs[0];
     const bool rows = x.shape(1) == 1 && (x.shape(0) == 1 || (!lhs_of(inputs) && x.shape(0) == inputs[2].shape(0)));
     return rows ? std::optional(GatheredRows{inputs[1], state_.transpose, inputs[2]}) : std::nullopt;
   }
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {{inputs[2].shape(0), inputs[0].shape(1), inputs[1].shape(state_.transpose ? 1 : 2)}};
   }
 
  protected:
-  mx::array apply(const std::vector<mx::array>& inputs) const override {
+  mx::array apply(const Arrays& inputs) const override {
     return gather_mm(inputs[0], inputs[1], lhs_of(inputs), inputs[2], state_.transpose, state_.sorted, queue());
   }
 
-  mx::array first_gradient(const std::vector<mx::array>& primals, const mx::array& cotangent) const override {
+  mx::array first_gradient(const Arrays& primals, const mx::array& cotangent) const override {
     const mx::array& x = primals[0];
     const mx::array& rhs = primals[2];
     const mx::array each = gather_mm(cotangent, primals[1], std::nullopt, rhs, !state_.transpose, state_.sorted, queue());
@@ -63,7 +63,7 @@ class GatherMatmul final : public Stateful<GatherOptions, Bilinear> {
     return mx::sum(mx::reshape(each, shape, queue()), 1, false, queue());
   }
 
-  mx::array second_gradient(const std::vector<mx::array>& primals, const mx::array& cotangent) const override {
+  mx::array second_gradient(const Arrays& primals, const mx::array& cotangent) const override {
     const mx::array& x = primals[0];
     const mx::array& rhs = primals[2];
     const int groups = primals[1].shape(0);
@@ -78,7 +78,7 @@ class GatherMatmul final : public Stateful<GatherOptions, Bilinear> {
                             : grouped_gradient(dy_rows, x_rows, offsets, groups, queue());
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     // Rows are read 16 bytes at a time.
     const mx::array& x = inputs[0];
     GatherPairs pairs{
@@ -100,7 +100,7 @@ class GatherMatmul final : public Stateful<GatherOptions, Bilinear> {
   }
 
  private:
-  std::optional<mx::array> lhs_of(const std::vector<mx::array>& inputs) const {
+  std::optional<mx::array> lhs_of(const Arrays& inputs) const {
     return inputs.size() > 3 ? std::optional(inputs[3]) : std::nullopt;
   }
 };
@@ -115,7 +115,7 @@ mx::array gather_mm(
     bool transpose,
     bool sorted,
     const mx::Stream& stream) {
-  std::vector<mx::array> inputs{in_units(x, 2, stream), in_units(w, transpose ? 2 : 1, stream), rhs};
+  Arrays inputs{in_units(x, 2, stream), in_units(w, transpose ? 2 : 1, stream), rhs};
   if (lhs) {
     inputs.push_back(*lhs);
   }

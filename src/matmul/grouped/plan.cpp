@@ -23,7 +23,6 @@ KernelModule gather_kernels("gather");
 KernelModule sm90_kernels("grouped_sm90");
 KernelModule sm90_gradient_kernels("grouped_gradient_sm90");
 
-#define MLX_CUDA_NO_ROW(...)
 constexpr auto kPortable =
     std::to_array<KernelRow<std::string_view, bool>>({MLX_CUDA_GROUPED_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kSm90 =

@@ -1,17 +1,15 @@
 // The nodes of grouped matrix products, for the primitives that are made of them.
 #pragma once
 
+#include "runtime/arrays.h"
 #include "runtime/device_code.h"
 
-#include <mlx/array.h>
 #include <mlx/backend/cuda/device.h>
 #include <mlx/stream.h>
 
 #include <optional>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // Rows that lie by group. What these arrays hold, only the GPU knows.
 struct GroupedRows {

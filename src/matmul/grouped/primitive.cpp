@@ -21,23 +21,23 @@ class GroupedMatmul final : public Stateful<bool, Bilinear> {
   using Stateful::Stateful;
   DEFINE_NAME(GroupedMatmul)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {{inputs[0].shape(0), inputs[1].shape(transpose_ ? 1 : 2)}};
   }
 
  protected:
-  mx::array apply(const std::vector<mx::array>& inputs) const override {
+  mx::array apply(const Arrays& inputs) const override {
     return grouped_matmul(inputs[0], inputs[1], inputs[2], transpose_, queue());
   }
-  mx::array first_gradient(const std::vector<mx::array>& primals, const mx::array& dy) const override {
+  mx::array first_gradient(const Arrays& primals, const mx::array& dy) const override {
     return grouped_matmul(dy, primals[1], primals[2], !transpose_, queue());
   }
-  mx::array second_gradient(const std::vector<mx::array>& primals, const mx::array& dy) const override {
+  mx::array second_gradient(const Arrays& primals, const mx::array& dy) const override {
     const mx::array& x = primals[0];
     return grouped_gradient(transpose_ ? x : dy, transpose_ ? dy : x, primals[2], primals[1].shape(0), queue());
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     const int groups = inputs[1].shape(0);
     const mx::array x = as_rows(inputs[0], encoder, stream());
     const GroupedWeights weights = as_weights(inputs[1], transpose_, encoder, stream());
@@ -58,22 +58,22 @@ class GroupedGradient final : public Stateful<int, Bilinear> {
   using Stateful::Stateful;
   DEFINE_NAME(GroupedGradient)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {{groups_, inputs[1].shape(1), inputs[0].shape(1)}};
   }
 
  protected:
-  mx::array apply(const std::vector<mx::array>& inputs) const override {
+  mx::array apply(const Arrays& inputs) const override {
     return grouped_gradient(inputs[0], inputs[1], inputs[2], groups_, queue());
   }
-  mx::array first_gradient(const std::vector<mx::array>& primals, const mx::array& dw) const override {
+  mx::array first_gradient(const Arrays& primals, const mx::array& dw) const override {
     return grouped_matmul(primals[1], dw, primals[2], false, queue());
   }
-  mx::array second_gradient(const std::vector<mx::array>& primals, const mx::array& dw) const override {
+  mx::array second_gradient(const Arrays& primals, const mx::array& dw) const override {
     return grouped_matmul(primals[0], dw, primals[2], true, queue());
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     const mx::array x = as_rows(inputs[0], encoder, stream());
     const mx::array y = as_rows(inputs[1], encoder, stream());
     const mx::array offsets = contiguous(inputs[2], encoder, stream());
@@ -92,18 +92,18 @@ class ExpertOffsets final : public Stateful<int> {
   using Stateful::Stateful;
   DEFINE_NAME(ExpertOffsets)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>&) override {
+  std::vector<mx::Shape> output_shapes(const Arrays&) override {
     return {{groups_ + 1}};
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     const mx::array group = mx::reshape(mx::arange(groups_ + 1, mx::uint32, queue()), {groups_ + 1, 1}, queue());
     const mx::array before = mx::less(mx::reshape(inputs[0], {1, inputs[0].shape(0)}, queue()), group, queue());
     return {mx::sum(mx::astype(before, mx::int32, queue()), 1, false, queue())};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     const mx::array indices = contiguous(inputs[0], encoder, stream());
     allocate(outputs[0], stream());
     encode_offsets(indices, 1, groups_, outputs[0], encoder);

@@ -1,16 +1,14 @@
 // Products of rows with the matrix of their group, and of pairs of matrices, as experts make them.
 #pragma once
 
+#include "runtime/arrays.h"
 #include "runtime/device_code.h"
 
-#include <mlx/array.h>
 #include <mlx/stream.h>
 
 #include <optional>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // x [M, K] times the matrix of each row's group: the transposed ones of w [E, N, K], or with transpose = false those of w [E, K,
 // N]. `offsets`, int32, say on the GPU which rows a group has: [E + 1], from one to the next, or [E], up to each. Rows of no group

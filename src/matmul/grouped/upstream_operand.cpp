@@ -30,20 +30,16 @@ class UpstreamOperand final : public Stateful<bool> {
   using Stateful::Stateful;
   DEFINE_NAME(UpstreamOperand)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {inputs[0].shape()};
   }
 
-  std::vector<mx::array> vjp(
-      const std::vector<mx::array>&,
-      const std::vector<mx::array>& cotangents,
-      const std::vector<int>&,
-      const std::vector<mx::array>&) override {
+  Arrays vjp(const Arrays&, const Arrays& cotangents, const std::vector<int>&, const Arrays&) override {
     return {state_ ? cotangents[0] : upstream_operand(cotangents[0], false, queue())};
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     return {inputs[0]};
   }
 
@@ -51,7 +47,7 @@ class UpstreamOperand final : public Stateful<bool> {
     return false;
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     const mx::array& in = inputs[0];
     mx::array& out = outputs[0];
     if (in.size() == 0) {

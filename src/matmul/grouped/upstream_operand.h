@@ -7,14 +7,13 @@
 // to a misaligned address.
 #pragma once
 
-#include <mlx/array.h>
+#include "runtime/arrays.h"
+
 #include <mlx/stream.h>
 
 #include <cstdint>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
 
 // Row after row, or column after column: as the array lies, or in a copy.
 enum class OperandLayout { rows, columns, copied_rows, copied_columns };

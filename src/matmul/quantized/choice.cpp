@@ -27,7 +27,6 @@ constexpr int kFullMoeInner = 2048;  // from which on there have to be as many t
 constexpr double kShared8 = 0.75;    // experts that are different, of the pairs, with 8 bits
 
 using Row = KernelRow<std::string_view, std::string_view, int>;  // rows of x, or tiles of them
-#define MLX_CUDA_NO_ROW(...)
 constexpr auto kTransposed = std::to_array<Row>({MLX_CUDA_PLAIN_KERNELS(MLX_CUDA_FORMAT_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kPlain = std::to_array<Row>({MLX_CUDA_PLAIN_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_FORMAT_ROW)});
 constexpr auto kSmallM = std::to_array<Row>({MLX_CUDA_SMALL_M_KERNELS(MLX_CUDA_FORMAT_ROW, MLX_CUDA_FORMAT_ROW)});

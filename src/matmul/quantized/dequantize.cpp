@@ -21,24 +21,24 @@ class Dequantize final : public Stateful<std::pair<WeightedState, mx::Dtype>> {
   using Stateful::Stateful;
   DEFINE_NAME(Dequantize)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     mx::Shape shape = inputs[0].shape();
     shape.back() = weights(inputs).inner();
     return {shape};
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     return {values_of(weights(inputs), state_.second, queue())};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     allocate(outputs[0], stream());
     encode_dequantize(weights(inputs), std::nullopt, outputs[0], encoder, stream());
   }
 
  private:
-  QuantizedWeights weights(const std::vector<mx::array>& inputs) const {
+  QuantizedWeights weights(const Arrays& inputs) const {
     return state_.first.weights(inputs, 0);
   }
 };

@@ -29,19 +29,19 @@ class DequantizeThenGemm final : public Stateful<WeightedState> {
   using Stateful::Stateful;
   DEFINE_NAME(DequantizeThenGemm)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     mx::Shape shape = inputs[0].shape();
     shape.back() = state_.columns(inputs);
     return {shape};
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     const mx::array values = values_of(state_.weights(inputs), inputs[0].dtype(), queue());
     return {mx::matmul(inputs[0], state_.transpose ? mx::transpose(values, queue()) : values, queue())};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     const bool transpose = state_.transpose;
     const QuantizedWeights in = dequantizable(state_.weights(inputs), encoder, stream());

@@ -19,7 +19,6 @@ KernelModule small_m_kernels("quantized_small_m");
 KernelModule plain_kernels("quantized_plain");
 
 constexpr auto kMergeKernels = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_QUANTIZED_MERGE_KERNELS(MLX_CUDA_KERNEL_ROW)});
-#define MLX_CUDA_NO_ROW(...)
 #define MLX_CUDA_ORDER_ROW(name, format) {#name, {#format}},
 constexpr auto kOrderKernels =
     std::to_array<KernelRow<std::string_view>>({MLX_CUDA_QUANTIZED_SM90_KERNELS(MLX_CUDA_ORDER_ROW, MLX_CUDA_NO_ROW)});

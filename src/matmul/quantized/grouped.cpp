@@ -62,17 +62,17 @@ class GroupedQuantized final : public Stateful<WeightedState> {
   using Stateful::Stateful;
   DEFINE_NAME(GroupedQuantized)
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {{inputs[0].shape(0), state_.columns(inputs)}};
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     const mx::array values = values_of(state_.weights(inputs), inputs[0].dtype(), queue());
     return {grouped_matmul(inputs[0], values, inputs.back(), state_.transpose, queue())};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     const mx::array x = as_rows(inputs[0], encoder, stream());
     const mx::array offsets = contiguous(inputs.back(), encoder, stream());

@@ -23,7 +23,7 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
       : Stateful(stream, state), upstream_(std::move(upstream)) {}
   DEFINE_NAME(QuantizedSmallM)
 
-  std::optional<RowWeights> row_weights(const std::vector<mx::array>& inputs) const {
+  std::optional<RowWeights> row_weights(const Arrays& inputs) const {
     const mx::array& x = inputs[0];
     const bool rows = !state_.has_rhs || (x.shape(-2) == 1 && (!state_.has_lhs || x.shape(0) == 1));
     return rows && state_.transpose ? std::optional(RowWeights{state_.weights(inputs), indices(inputs).second}) : std::nullopt;
@@ -33,7 +33,7 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
     return Stateful::is_equivalent(other) && !upstream_ == !static_cast<const QuantizedSmallM&>(other).upstream_;
   }
 
-  std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
+  std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     const mx::array& x = inputs[0];
     mx::Shape shape = x.shape();
     if (state_.has_rhs) {
@@ -46,8 +46,7 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
   }
 
   // That of x is the same product, of its tangent.
-  std::vector<mx::array> jvp(
-      const std::vector<mx::array>& primals, const std::vector<mx::array>& tangents, const std::vector<int>& argnums) override {
+  Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) override {
     if (argnums != std::vector<int>{0}) {
       return Fused::jvp(primals, tangents, argnums);
     }
@@ -57,12 +56,8 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
   }
 
   // That of x is one more product, with w the other way round.
-  std::vector<mx::array> vjp(
-      const std::vector<mx::array>& primals,
-      const std::vector<mx::array>& cotangents,
-      const std::vector<int>& argnums,
-      const std::vector<mx::array>& outputs) override {
-    std::vector<mx::array> gradients;
+  Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums, const Arrays& outputs) override {
+    Arrays gradients;
     for (const int argnum : argnums) {
       const auto own = argnum == 0 ? x_gradient(primals, cotangents[0]) : std::nullopt;
       gradients.push_back(own ? *own : Fused::vjp(primals, cotangents, {argnum}, outputs)[0]);
@@ -71,8 +66,7 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
   }
 
   // A batch of x only is more rows.
-  std::pair<std::vector<mx::array>, std::vector<int>> vmap(
-      const std::vector<mx::array>& inputs, const std::vector<int>& axes) override {
+  std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override {
     const QuantizedWeights in = state_.weights(inputs);
     if (state_.has_rhs || std::any_of(axes.begin() + 1, axes.end(), [](int axis) { return axis >= 0; })) {
       return Fused::vmap(inputs, axes);
@@ -82,7 +76,7 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
   }
 
  protected:
-  std::vector<mx::array> compose(const std::vector<mx::array>& inputs) const override {
+  Arrays compose(const Arrays& inputs) const override {
     const QuantizedWeights in = state_.weights(inputs);
     auto [lhs, rhs] = indices(inputs);
     mx::array x = inputs[0];
@@ -107,7 +101,7 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
     return {vector ? mx::squeeze(out, 0, queue()) : out};
   }
 
-  void encode(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
     mx::array x = inputs[0];
     mx::array& out = outputs[0];
     const QuantizedWeights in = state_.weights(inputs);
@@ -134,13 +128,13 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
   }
 
  private:
-  std::pair<std::optional<mx::array>, std::optional<mx::array>> indices(const std::vector<mx::array>& inputs) const {
+  std::pair<std::optional<mx::array>, std::optional<mx::array>> indices(const Arrays& inputs) const {
     const auto rhs = state_.has_rhs ? std::optional(inputs.back()) : std::nullopt;
     return {state_.has_lhs ? std::optional(inputs.end()[state_.has_rhs ? -2 : -1]) : std::nullopt, rhs};
   }
 
   // None where MLX computes it: of pairs that the grouped kernels do not take.
-  std::optional<mx::array> x_gradient(const std::vector<mx::array>& primals, const mx::array& cotangent) const {
+  std::optional<mx::array> x_gradient(const Arrays& primals, const mx::array& cotangent) const {
     const mx::array& x = primals[0];
     const QuantizedWeights in = state_.weights(primals);
     const auto [lhs, rhs] = indices(primals);

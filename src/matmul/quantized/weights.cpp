@@ -105,9 +105,8 @@ void name_inputs(const QuantizedWeights& weights, mx::cu::CommandEncoder& encode
   }
 }
 
-std::vector<mx::array> inputs_with(
-    std::vector<mx::array> before, const QuantizedWeights& weights, const std::vector<std::optional<mx::array>>& after) {
-  std::vector<mx::array> inputs = std::move(before);
+Arrays inputs_with(Arrays before, const QuantizedWeights& weights, const std::vector<std::optional<mx::array>>& after) {
+  Arrays inputs = std::move(before);
   const auto append = [&](const std::optional<mx::array>& in) {
     if (in) {
       inputs.push_back(*in);

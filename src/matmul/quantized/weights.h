@@ -82,8 +82,7 @@ void set_weights(Params& params, const Readable& in) {
 mx::array values_of(const QuantizedWeights& weights, mx::Dtype dtype, const mx::Stream& stream);
 
 // Inputs of a primitive: those `before`, the weights, and those of `after` that are there.
-std::vector<mx::array> inputs_with(
-    std::vector<mx::array> before, const QuantizedWeights& weights, const std::vector<std::optional<mx::array>>& after = {});
+Arrays inputs_with(Arrays before, const QuantizedWeights& weights, const std::vector<std::optional<mx::array>>& after = {});
 
 // What such a primitive has beside its inputs.
 struct WeightedState {
@@ -98,11 +97,11 @@ struct WeightedState {
   bool operator==(const WeightedState&) const = default;
 
   // That begin at an input.
-  QuantizedWeights weights(const std::vector<mx::array>& inputs, int first = 1) const {
+  QuantizedWeights weights(const Arrays& inputs, int first = 1) const {
     return {form, inputs[first], inputs[first + 1], biased ? std::optional(inputs[first + 2]) : std::nullopt};
   }
   // Of the results.
-  int columns(const std::vector<mx::array>& inputs) const {
+  int columns(const Arrays& inputs) const {
     const QuantizedWeights in = weights(inputs);
     return transpose ? in.w.shape(-2) : in.inner();
   }
