@@ -56,7 +56,7 @@ class AllSum final : public Fused {
     return {inputs.size() == 1 ? sum : mx::add(sum, inputs[1], queue())};
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder&) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder&) override {
     encode_all_sum(*peers_, inputs[0], inputs.size() == 1 ? std::nullopt : std::optional(inputs[1]), outputs[0], stream());
   }
 

@@ -19,7 +19,6 @@
 #include <map>
 #include <mutex>
 #include <string>
-#include <utility>
 
 namespace mlx_cuda {
 

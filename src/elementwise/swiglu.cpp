@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
 
 namespace mlx_cuda {
 
@@ -24,7 +23,7 @@ struct Rows {
   std::int64_t stride;
 };
 
-Rows as_rows(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+Rows as_rows(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream) {
   if (in.ndim() == 0) {
     return {in, 1};
   }
@@ -71,7 +70,7 @@ class SwiGLU final : public Fused {
     return {composed(inputs[0], inputs[1], queue())};
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     const Rows gate = as_rows(inputs[0], encoder, stream());
     const Rows up = as_rows(inputs[1], encoder, stream());

@@ -3,7 +3,6 @@
 #include <mlx/ops.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <optional>
 
 namespace mlx_cuda {

@@ -12,7 +12,6 @@
 #include <mlx/ops.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -71,7 +70,7 @@ class Recurrent final : public Stateful<Parts> {
     return mx::fast::gated_delta_update(in.q, in.k, in.v, in.g, in.beta, in.state, in.mask, queue());
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     const bool takes_over = state_.state && inputs[5].is_donatable() && inputs[5].flags().row_contiguous && on_16_bytes(inputs[5]);
     LinearAttention in = from_inputs(inputs, state_);
     in.q = with_readable_rows(in.q, encoder, stream());
@@ -110,7 +109,7 @@ class Recurrent final : public Stateful<Parts> {
     return p;
   }
 
-  void launch_recurrent(const LinearAttention& in, mx::array& y, mx::array& state, mx::cu::CommandEncoder& encoder) const {
+  void launch_recurrent(const LinearAttention& in, mx::array& y, mx::array& state, CommandEncoder& encoder) const {
     KernelNode node(encoder);
     const Recurrence p = describe(in, y, state, node);
     const bool channels = in.g.ndim() == 4;
@@ -125,7 +124,7 @@ class Recurrent final : public Stateful<Parts> {
     }
   }
 
-  void launch_chunked(LinearAttention& in, mx::array& y, mx::array& state, mx::cu::CommandEncoder& encoder) const {
+  void launch_chunked(LinearAttention& in, mx::array& y, mx::array& state, CommandEncoder& encoder) const {
     const int values = ceil_div(in.v.shape(3), kScanColumns);
     const PreparedMemory sizes(in.v.shape(3));
     const std::int64_t heads = std::int64_t{in.v.shape(0)} * in.v.shape(2);

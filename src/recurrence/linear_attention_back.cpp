@@ -57,7 +57,7 @@ class Derivative : public Stateful<Parts> {
   }
 
   // The call among the inputs.
-  LinearAttention call(const Arrays& inputs, mx::cu::CommandEncoder& encoder) {
+  LinearAttention call(const Arrays& inputs, CommandEncoder& encoder) {
     LinearAttention in = from_inputs(inputs, state_);
     in.q = with_readable_rows(in.q, encoder, stream());
     in.k = with_readable_rows(in.k, encoder, stream());
@@ -92,7 +92,7 @@ class ScanBack final : public Derivative<ScanBack> {
   }
 
  protected:
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     LinearAttention in = call(inputs, encoder);
     if (in.state) {
       in.state = contiguous(*in.state, encoder, stream());
@@ -155,7 +155,7 @@ class ChunkGradients final : public Derivative<ChunkGradients> {
   }
 
  protected:
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     const LinearAttention in = call(inputs, encoder);
     std::size_t next = state_.count();
     const mx::array dy = with_readable_rows(inputs[next++], encoder, stream());

@@ -63,7 +63,7 @@ class ShortConvolution final : public Stateful<ShortConvParts> {
     return {out, mx::slice(rows, {0, length, 0}, {rows.shape(0), length + kept, channels}, queue())};
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     const mx::array &out = outputs[0], &weight = inputs[1];
     const bool vectors = out.shape(2) % ShortConvParams::kTile == 0 && (weight.shape(1) == 3 || weight.shape(1) == 4);
     if (out.shape(1) != 1 && (out.size() == 0 || !vectors)) {  // a graph that was made for one token
@@ -102,13 +102,7 @@ std::pair<mx::array, mx::array> short_conv(const ShortConv& in, bool silu, const
 }
 
 void encode_short_conv(
-    ShortConv in,
-    bool silu,
-    bool constant,
-    mx::array& out,
-    mx::array& next,
-    mx::cu::CommandEncoder& encoder,
-    const mx::Stream& stream) {
+    ShortConv in, bool silu, bool constant, mx::array& out, mx::array& next, CommandEncoder& encoder, const mx::Stream& stream) {
   const auto readable = [&](const mx::array& rows) {
     const bool vectors = rows.shape(2) % ShortConvParams::kTile == 0;
     return vectors ? with_readable_rows(rows, encoder, stream) : contiguous_on_16_bytes(rows, encoder, stream);

@@ -24,12 +24,6 @@ std::pair<mx::array, mx::array> short_conv(const ShortConv& in, bool silu, const
 // Adds the kernel that does. Both results are allocated. Where weight and bias are `constant`, nobody's results, it uses
 // PDL.
 void encode_short_conv(
-    ShortConv in,
-    bool silu,
-    bool constant,
-    mx::array& out,
-    mx::array& next,
-    mx::cu::CommandEncoder& encoder,
-    const mx::Stream& stream);
+    ShortConv in, bool silu, bool constant, mx::array& out, mx::array& next, CommandEncoder& encoder, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

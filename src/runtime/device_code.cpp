@@ -7,7 +7,6 @@
 #include <array>
 #include <atomic>
 #include <climits>
-#include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <map>

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
 
 namespace mlx_cuda {
 
@@ -32,7 +31,7 @@ std::pair<Function, Arrays> of_some(const Function& compose, const Arrays& prima
 }
 
 // What has been encoded may write to them.
-void hold_until_run(const Arrays& outputs, mx::cu::CommandEncoder& encoder) {
+void hold_until_run(const Arrays& outputs, CommandEncoder& encoder) {
   for (const mx::array& out : outputs) {
     if (out.data_shared_ptr()) {
       encoder.add_temporary(out);
@@ -42,7 +41,7 @@ void hold_until_run(const Arrays& outputs, mx::cu::CommandEncoder& encoder) {
 
 // Adds to the encoder what gives an array from those that are there, for the primitive's own stream, as MLX's evaluation does: what
 // is read is held until it has run, but for what its reader has taken over.
-void encode_graph(mx::array& of, mx::cu::CommandEncoder& encoder) {
+void encode_graph(mx::array& of, CommandEncoder& encoder) {
   if (!of.has_primitive() || of.status() != mx::array::Status::unscheduled) {
     return;
   }
@@ -64,7 +63,7 @@ void encode_graph(mx::array& of, mx::cu::CommandEncoder& encoder) {
 }
 
 // After an error: what has been encoded so far may use memory that goes with the graph.
-void run_to_end(const Arrays& outputs, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+void run_to_end(const Arrays& outputs, CommandEncoder& encoder, const mx::Stream& stream) {
   try {
     hold_until_run(outputs, encoder);
     mx::synchronize(stream);

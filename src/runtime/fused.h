@@ -8,7 +8,6 @@
 
 #include <functional>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -44,7 +43,7 @@ class Fused : public mx::Primitive {
   }
 
   // Encodes the work; the base has made the device current.
-  virtual void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) = 0;
+  virtual void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) = 0;
 
   // The stream without the base's lack of const.
   mx::Stream queue() const {

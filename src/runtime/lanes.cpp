@@ -20,7 +20,7 @@ const auto& lanes() {
 
 }  // namespace
 
-void take_lane(mx::cu::CommandEncoder& encoder) {
+void take_lane(CommandEncoder& encoder) {
   static thread_local std::size_t next = 0;
   encoder.set_output_array(lanes()[next++ % kLanes]);
 }

@@ -12,6 +12,6 @@
 namespace mlx_cuda {
 
 // Puts the node that is added next into a lane; called like set_output_array, once everything is allocated.
-void take_lane(mx::cu::CommandEncoder& encoder);
+void take_lane(CommandEncoder& encoder);
 
 }  // namespace mlx_cuda

@@ -12,10 +12,8 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -106,7 +104,7 @@ void allocate(mx::array& out, const mx::Strides& strides, const mx::Stream& stre
   out.copy_shared_buffer(memory, strides, {true, row_contiguous, false}, out.size());
 }
 
-mx::array temporary(mx::Shape shape, mx::Dtype dtype, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+mx::array temporary(mx::Shape shape, mx::Dtype dtype, CommandEncoder& encoder, const mx::Stream& stream) {
   mx::array out = empty_array(std::move(shape), dtype);
   allocate(out, stream);
   encoder.add_temporary(out);
@@ -127,7 +125,7 @@ OwnTemporaries::~OwnTemporaries() {
   --own_temporaries;
 }
 
-mx::array temporary_in_turn(mx::Shape shape, mx::Dtype dtype, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+mx::array temporary_in_turn(mx::Shape shape, mx::Dtype dtype, CommandEncoder& encoder, const mx::Stream& stream) {
   if (own_temporaries > 0) {
     return temporary(std::move(shape), dtype, encoder, stream);
   }
@@ -146,7 +144,7 @@ mx::array temporary_in_turn(mx::Shape shape, mx::Dtype dtype, mx::cu::CommandEnc
   return out;
 }
 
-void* workspace(std::size_t bytes, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+void* workspace(std::size_t bytes, CommandEncoder& encoder, const mx::Stream& stream) {
   if (bytes == 0) {
     return nullptr;
   }
@@ -174,7 +172,7 @@ bool on_16_bytes(const mx::array& in) {
   return !in.data_shared_ptr() || reinterpret_cast<std::uintptr_t>(mx::gpu_ptr<void>(in)) % 16 == 0;
 }
 
-mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+mx::array contiguous_copy(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream) {
   static KernelModule kernels("copy");
 #define MLX_CUDA_COPY_ROW(name, type, bytes) {#name, {bytes}},
   static constexpr auto table = std::to_array<KernelRow<std::size_t>>({MLX_CUDA_COPY_KERNELS(MLX_CUDA_COPY_ROW)});
@@ -198,11 +196,11 @@ mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, 
   return out;
 }
 
-mx::array contiguous(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+mx::array contiguous(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream) {
   return in.flags().row_contiguous ? in : contiguous_copy(in, encoder, stream);
 }
 
-mx::array contiguous_on_16_bytes(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+mx::array contiguous_on_16_bytes(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream) {
   return on_16_bytes(in) ? contiguous(in, encoder, stream) : contiguous_copy(in, encoder, stream);
 }
 
@@ -223,11 +221,11 @@ bool rows_readable(const mx::array& in) {
   return elements_adjacent(in) && on_16_bytes(in);
 }
 
-mx::array with_readable_rows(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+mx::array with_readable_rows(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream) {
   return rows_readable(in) ? in : contiguous_copy(in, encoder, stream);
 }
 
-mx::array with_adjacent_elements(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+mx::array with_adjacent_elements(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream) {
   return elements_adjacent(in) ? in : contiguous_copy(in, encoder, stream);
 }
 

@@ -19,11 +19,11 @@ void allocate(mx::array& out, const mx::Stream& stream);
 void allocate(mx::array& out, const mx::Strides& strides, const mx::Stream& stream);
 
 // An array that lives until the work encoded so far and next has run.
-mx::array temporary(mx::Shape shape, mx::Dtype dtype, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+mx::array temporary(mx::Shape shape, mx::Dtype dtype, CommandEncoder& encoder, const mx::Stream& stream);
 
 // The same, in memory that calls use in turns, two pieces of it on each stream of a thread: so that what the host encodes ahead of
 // the device does not pile up. Whoever reads it names it as written as well, so that the next to write comes after.
-mx::array temporary_in_turn(mx::Shape shape, mx::Dtype dtype, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+mx::array temporary_in_turn(mx::Shape shape, mx::Dtype dtype, CommandEncoder& encoder, const mx::Stream& stream);
 
 // While there is one, this thread's temporaries are each its own: a captured graph may run on another stream.
 class OwnTemporaries {
@@ -35,7 +35,7 @@ class OwnTemporaries {
 };
 
 // Device memory that lives as long; null for 0 bytes.
-void* workspace(std::size_t bytes, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+void* workspace(std::size_t bytes, CommandEncoder& encoder, const mx::Stream& stream);
 
 // Another array of the same memory, of which no more than `in` has is said: row-contiguous or not.
 mx::array view(const mx::array& in, mx::Shape shape, const mx::Strides& strides, bool row_contiguous);
@@ -50,19 +50,19 @@ bool on_16_bytes(const mx::array& in);
 
 // A row-contiguous copy on 16 bytes, which is kept alive until the stream has read it. It adds a node, so it comes before the
 // inputs and outputs of the caller's own node are named.
-mx::array contiguous_copy(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+mx::array contiguous_copy(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream);
 
 // The array itself, if it is row-contiguous (and on 16 bytes), else such a copy.
-mx::array contiguous(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
-mx::array contiguous_on_16_bytes(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+mx::array contiguous(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream);
+mx::array contiguous_on_16_bytes(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream);
 
 // Whether 16 bytes at a time can be read of every row (the last dimension): its elements adjacent, all rows on 16 bytes. Strides of
 // 0 and negative ones are fine.
 bool rows_readable(const mx::array& in);
 
 // The array itself if its rows are so, or if the elements of its rows are adjacent, else a row-contiguous copy.
-mx::array with_readable_rows(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
-mx::array with_adjacent_elements(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+mx::array with_readable_rows(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream);
+mx::array with_adjacent_elements(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream);
 
 // The distance in elements between the rows (the last dimension) of an array seen as a matrix; none when its elements are not
 // adjacent in a row, or its rows not evenly spaced. A broadcast row has distance 0.

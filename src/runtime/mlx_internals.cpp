@@ -41,12 +41,12 @@ constexpr auto member(IsUpdatable);
 template struct Open<ArrayDescriptor, &mx::array::array_desc_>;
 template struct Open<DataDeleter, &mx::array::Data::deleter_>;
 template struct Open<PrimitiveStream, &mx::Primitive::stream_>;
-template struct Open<EncoderGraph, &mx::cu::CommandEncoder::graph_>;
+template struct Open<EncoderGraph, &CommandEncoder::graph_>;
 template struct Open<GraphHandle, &mx::CudaGraph::handle_>;
-template struct Open<FromNodes, &mx::cu::CommandEncoder::from_nodes_>;
-template struct Open<ToNodes, &mx::cu::CommandEncoder::to_nodes_>;
-template struct Open<Temporaries, &mx::cu::CommandEncoder::temporaries_>;
-template struct Open<IsUpdatable, &mx::cu::CommandEncoder::is_graph_updatable_>;
+template struct Open<FromNodes, &CommandEncoder::from_nodes_>;
+template struct Open<ToNodes, &CommandEncoder::to_nodes_>;
+template struct Open<Temporaries, &CommandEncoder::temporaries_>;
+template struct Open<IsUpdatable, &CommandEncoder::is_graph_updatable_>;
 
 // A primitive of a public operation that is never evaluated itself, and an input without elements.
 struct Borrowed {
@@ -118,7 +118,7 @@ void replace_input(const mx::array& in, mx::array by) {
   const_cast<mx::array&>(in) = std::move(by);
 }
 
-EncodedGraph take_graph(mx::cu::CommandEncoder& encoder) {
+EncodedGraph take_graph(CommandEncoder& encoder) {
   EncodedGraph taken;
   CUgraph& graph = encoder.*member(EncoderGraph{}).*member(GraphHandle{});
   MLX_CUDA_CHECK(cuGraphGetNodes(graph, nullptr, &taken.nodes));
@@ -139,7 +139,7 @@ EncodedGraph take_graph(mx::cu::CommandEncoder& encoder) {
   return taken;
 }
 
-CommitWatch::CommitWatch(mx::cu::CommandEncoder& encoder)
+CommitWatch::CommitWatch(CommandEncoder& encoder)
     : encoder_(encoder),
       mark_(
           std::make_shared<mx::array::Data>(mx::allocator::Buffer(nullptr), mx::allocator::Deleter([](mx::allocator::Buffer) {}))) {

@@ -76,14 +76,14 @@ struct EncodedGraph {
 
 // Takes that from the encoder, which is as after a commit then: MLX neither runs the nodes nor keeps an executable graph of them.
 // Of CommandEncoder: graph_, from_nodes_, to_nodes_, temporaries_ and is_graph_updatable_.
-EncodedGraph take_graph(mx::cu::CommandEncoder& encoder);
+EncodedGraph take_graph(CommandEncoder& encoder);
 
 // Tells whether an encoder has committed while there is this. No eval_gpu of MLX's does, only the evaluation around it; one that
 // did would run the nodes before it, and leave the rest for a capture. Each commit, even of nothing, hands over what is in
 // temporaries_.
 class CommitWatch {
  public:
-  explicit CommitWatch(mx::cu::CommandEncoder& encoder);
+  explicit CommitWatch(CommandEncoder& encoder);
   CommitWatch(const CommitWatch&) = delete;
   CommitWatch& operator=(const CommitWatch&) = delete;
   ~CommitWatch();
@@ -91,7 +91,7 @@ class CommitWatch {
   bool committed() const;
 
  private:
-  mx::cu::CommandEncoder& encoder_;
+  CommandEncoder& encoder_;
   std::shared_ptr<mx::array::Data> mark_;  // the first temporary, until a commit
 };
 

@@ -15,7 +15,7 @@ namespace mlx_cuda {
 // before, because it may add a node of its own.
 class KernelNode {
  public:
-  explicit KernelNode(mx::cu::CommandEncoder& encoder) : encoder_(encoder) {}
+  explicit KernelNode(CommandEncoder& encoder) : encoder_(encoder) {}
 
   template <typename T = void>
   auto reads(const mx::array& in) {
@@ -41,7 +41,7 @@ class KernelNode {
   }
 
  private:
-  mx::cu::CommandEncoder& encoder_;
+  CommandEncoder& encoder_;
 };
 
 // Blocks along the second and along the third axis of a grid, at most.

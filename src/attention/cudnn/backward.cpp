@@ -11,7 +11,7 @@ namespace mlx_cuda {
 namespace {
 
 // How many rows there are, for each batch.
-mx::array lengths(const mx::array& rows, mx::cu::CommandEncoder& encoder) {
+mx::array lengths(const mx::array& rows, CommandEncoder& encoder) {
   const std::vector<int> all(rows.shape(0), rows.shape(2));
   mx::array result(all.begin(), {rows.shape(0)}, mx::int32);
   encoder.add_temporary(result);
@@ -47,7 +47,7 @@ class AttentionBackward final : public Sdpa {
     return mx::vjp(forward, {inputs[0], inputs[1], inputs[2]}, {inputs[5]}).second;
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     const mx::array lse = readable(inputs[4], true, encoder, stream());
     auto bind = [&](SdpaBackwardProblem& problem, bool dense) {
       VariantPack pack;

@@ -65,7 +65,7 @@ class Attention final : public Sdpa {
     return options().lse ? composed_attention(arrays(inputs), options(), queue()) : composed(inputs);
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     auto bind = [&](SdpaProblem& problem, bool dense) {
       VariantPack pack;
       auto read = [&](Uid uid, int i, auto& strides) { pack.read(uid, readable(inputs[i], dense, encoder, stream()), strides); };

@@ -26,7 +26,7 @@ bool loses_nan() {
 }
 
 void restore_nan(
-    const SdpaBackwardProblem& problem, const mx::array& q, const mx::array& k, mx::array& d_v, mx::cu::CommandEncoder& encoder) {
+    const SdpaBackwardProblem& problem, const mx::array& q, const mx::array& k, mx::array& d_v, CommandEncoder& encoder) {
   const SdpaProblem& of = problem.forward;
   KernelNode node(encoder);
   auto rows = [&](const mx::array& in, const SdpaProblem::Strides& strides, std::int64_t first, std::int64_t all) {

@@ -14,6 +14,6 @@ bool loses_nan();
 
 // Overwrites the gradient of v with NaN where q and k, as cuDNN has read them, call for it.
 void restore_nan(
-    const SdpaBackwardProblem& problem, const mx::array& q, const mx::array& k, mx::array& d_v, mx::cu::CommandEncoder& encoder);
+    const SdpaBackwardProblem& problem, const mx::array& q, const mx::array& k, mx::array& d_v, CommandEncoder& encoder);
 
 }  // namespace mlx_cuda

@@ -63,7 +63,7 @@ class AttentionLse final : public Sdpa {
     return {composed_attention(with_keys_as_values(inputs), options().with_lse(true), queue())[1]};
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder&) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder&) override {
     outputs[0].copy_shared_buffer(inputs[2]);
   }
 

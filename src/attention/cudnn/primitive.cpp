@@ -11,7 +11,7 @@
 
 namespace mlx_cuda {
 
-bool encode_plan(ExecutionPlan& plan, const VariantPack& pack, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+bool encode_plan(ExecutionPlan& plan, const VariantPack& pack, CommandEncoder& encoder, const mx::Stream& stream) {
   if (!plan.ready()) {
     return false;
   }

@@ -5,7 +5,6 @@
 #include "attention/primitive.h"
 #include "runtime/status.h"
 
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,7 +32,7 @@ struct VariantPack {
 
 // Encodes a plan. Returns false, with nothing encoded, when cuDNN cannot build it (which takes tens of milliseconds the first
 // time).
-bool encode_plan(ExecutionPlan& plan, const VariantPack& pack, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+bool encode_plan(ExecutionPlan& plan, const VariantPack& pack, CommandEncoder& encoder, const mx::Stream& stream);
 
 mx::array to_float32(const mx::array& in, const mx::Stream& stream);
 
@@ -76,8 +75,7 @@ class Sdpa : public Stateful<AttentionOptions> {
   // Encodes the problem with arrays as `bind(problem, dense)` lays them out: as they are or, where cuDNN does not take their
   // strides, dense, as it took the shapes when the graph was built. Returns what was encoded.
   template <typename Problem, typename Bind>
-  std::pair<Problem, VariantPack> encode_problem(
-      Problem problem, const char* what, const Bind& bind, mx::cu::CommandEncoder& encoder) {
+  std::pair<Problem, VariantPack> encode_problem(Problem problem, const char* what, const Bind& bind, CommandEncoder& encoder) {
     for (const bool dense : {false, true}) {
       VariantPack pack = bind(problem, dense);
       if (encode_plan(find_plan(problem, encoder.device().cuda_device()), pack, encoder, stream())) {

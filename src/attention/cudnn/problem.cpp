@@ -80,7 +80,7 @@ SdpaBackwardProblem make_backward_problem(const AttentionArrays& in, const Atten
   };
 }
 
-mx::array readable(const mx::array& in, bool dense, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+mx::array readable(const mx::array& in, bool dense, CommandEncoder& encoder, const mx::Stream& stream) {
   const bool fits = in.flags().row_contiguous || (!dense && in.ndim() == 4 && can_read(in));
   return on_16_bytes(in) && fits ? in : contiguous_copy(in, encoder, stream);
 }

@@ -13,7 +13,7 @@ SdpaProblem make_problem(const AttentionArrays& in, const AttentionOptions& opti
 SdpaBackwardProblem make_backward_problem(const AttentionArrays& in, const AttentionOptions& options);
 
 // An array as cuDNN can read it, or, with `dense`, row-contiguous: itself or a copy.
-mx::array readable(const mx::array& in, bool dense, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+mx::array readable(const mx::array& in, bool dense, CommandEncoder& encoder, const mx::Stream& stream);
 
 // The strides of a readable array.
 SdpaProblem::Strides problem_strides(const mx::array& in);

@@ -67,7 +67,7 @@ void set_arrays(DecodeParams& params, const AttentionArrays& in, Arrays& outputs
   params.page_size = in.k.shape(2);
 }
 
-void allocate_partials(DecodeParams& params, const DecodePlan& plan, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+void allocate_partials(DecodeParams& params, const DecodePlan& plan, CommandEncoder& encoder, const mx::Stream& stream) {
   if (plan.merge == Merge::none) {
     return;
   }
@@ -79,7 +79,7 @@ void allocate_partials(DecodeParams& params, const DecodePlan& plan, mx::cu::Com
   params.call = call_number();
 }
 
-void make_readable(AttentionArrays& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+void make_readable(AttentionArrays& in, CommandEncoder& encoder, const mx::Stream& stream) {
   in.q = with_readable_rows(in.q, encoder, stream);
   for (auto* array : {&in.table, &in.starts, &in.ends, &in.sinks}) {
     if (*array) {

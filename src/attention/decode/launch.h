@@ -19,9 +19,9 @@ DecodeParams decode_params(const DecodeProblem& problem, const DecodePlan& plan,
 void set_arrays(DecodeParams& params, const AttentionArrays& in, Arrays& outputs, KernelNode& node);
 
 // Memory for the results of parts, where they have to be merged.
-void allocate_partials(DecodeParams& params, const DecodePlan& plan, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+void allocate_partials(DecodeParams& params, const DecodePlan& plan, CommandEncoder& encoder, const mx::Stream& stream);
 
 // Queries with readable rows, and vectors one element after another; the mask may be anything.
-void make_readable(AttentionArrays& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+void make_readable(AttentionArrays& in, CommandEncoder& encoder, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

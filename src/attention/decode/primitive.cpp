@@ -15,7 +15,6 @@
 #include <mlx/ops.h>
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 namespace mlx_cuda {
@@ -77,7 +76,7 @@ class Decode final : public AttentionPrimitive {
     return composed_attention(in, options(), queue());
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     const AttentionArrays in = readable(inputs, encoder);
     allocate_like_queries(outputs[0], in.q, stream());
     if (options().lse) {
@@ -126,7 +125,7 @@ class Decode final : public AttentionPrimitive {
   }
 
   // As the kernels read them.
-  AttentionArrays readable(const Arrays& inputs, mx::cu::CommandEncoder& encoder) {
+  AttentionArrays readable(const Arrays& inputs, CommandEncoder& encoder) {
     AttentionArrays in = arrays(inputs);
     make_readable(in, encoder, stream());
     in.k = with_readable_rows(in.k, encoder, stream());

@@ -91,7 +91,7 @@ void launch_sm90(const FlashPlan& plan, FlashParams& params, const FlashOperands
 
 }  // namespace
 
-mx::array copyable_bias(const mx::array& mask, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+mx::array copyable_bias(const mx::array& mask, CommandEncoder& encoder, const mx::Stream& stream) {
   if (copyable_mask(mask) || mask.strides(3) == 0 || mask.shape(3) * mask.itemsize() % 16 != 0) {
     return mask;
   }

@@ -20,7 +20,7 @@ struct FlashOperands {
 
 // An additive mask that the copy engine reads: itself or, where its rows can lie on 16 bytes, a copy without what is broadcast in
 // it. Else the mask, as general kernels read it.
-mx::array copyable_bias(const mx::array& mask, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+mx::array copyable_bias(const mx::array& mask, CommandEncoder& encoder, const mx::Stream& stream);
 
 // Adds the kernel's node; the caller has filled `params` (but for `section` and `cap`) and has named inputs and outputs.
 void launch_flash(const FlashPlan& plan, FlashParams params, const FlashOperands& operands, KernelNode& node);

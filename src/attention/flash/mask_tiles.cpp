@@ -17,7 +17,7 @@ constexpr std::size_t kUnit = 256;  // bytes
 }  // namespace
 
 std::pair<FlashMask, mx::array> summarize_mask(
-    const mx::array& mask, int tile_rows, int tile_keys, bool shifting, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+    const mx::array& mask, int tile_rows, int tile_keys, bool shifting, CommandEncoder& encoder, const mx::Stream& stream) {
   static KernelModule kernels("mask_tiles");
 #define MLX_CUDA_MASK_ROW(name, type, dtype) {#name, {#dtype}},
   static constexpr auto table = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_MASK_STATES_KERNELS(MLX_CUDA_MASK_ROW)});

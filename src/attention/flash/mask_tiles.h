@@ -15,6 +15,6 @@ namespace mlx_cuda {
 // weights depends on the scores, so that they may be shifted. The caller names the memory that is returned as well, and the mask
 // itself, as inputs of its own node. Like every allocation, this comes before that.
 std::pair<FlashMask, mx::array> summarize_mask(
-    const mx::array& mask, int tile_rows, int tile_keys, bool shifting, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+    const mx::array& mask, int tile_rows, int tile_keys, bool shifting, CommandEncoder& encoder, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <stdexcept>
-#include <string>
 
 namespace mlx_cuda {
 
@@ -54,7 +53,7 @@ struct FlashInputs {
   Arrays vectors{};  // that params point to
 
   // Where a vector lies whose elements are made adjacent, or null.
-  void* add(const std::optional<mx::array>& vector, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+  void* add(const std::optional<mx::array>& vector, CommandEncoder& encoder, const mx::Stream& stream) {
     if (!vector) {
       return nullptr;
     }
@@ -85,11 +84,7 @@ void describe(FlashParams& params, const Axes& axes, const FlashOperands& operan
 
 // Gives the outputs their memory, has a mask looked at, and encodes the kernel.
 void encode_flash(
-    FlashInputs given,
-    Arrays& outputs,
-    const AttentionOptions& options,
-    mx::cu::CommandEncoder& encoder,
-    const mx::Stream& stream) {
+    FlashInputs given, Arrays& outputs, const AttentionOptions& options, CommandEncoder& encoder, const mx::Stream& stream) {
   auto& [params, axes, operands, vectors] = given;
   FlashCall call = call_of(operands.q, operands.v, operands.mask, params.sinks, options);
   const bool sm90 = on_flash_sm90(call);
@@ -155,7 +150,7 @@ class Flash final : public AttentionPrimitive {
     return composed_attention(in, given, queue());
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     const AttentionArrays in = arrays(inputs);
     FlashInputs given{.axes = {0, 1, 2}, .operands = {in.q, in.k, in.v, in.mask}};
     FlashParams& params = given.params;
@@ -203,7 +198,7 @@ class FlashVarlen final : public Stateful<PackedState> {
         "[attention_varlen] Neither gradients nor vmap are there for packed sequences; use attention with lengths instead.");
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     FlashInputs given{.axes = {-1, 1, 0}, .operands = {inputs[0], inputs[1], inputs[2], {}}};
     FlashParams& params = given.params;
     params.cu_q = static_cast<const int*>(given.add(inputs[3], encoder, stream()));

@@ -11,7 +11,6 @@
 #include <mlx/transforms.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -53,7 +52,7 @@ void write(
     const mx::array& given,
     const mx::array& table_in,
     const mx::array& lengths_in,
-    mx::cu::CommandEncoder& encoder,
+    CommandEncoder& encoder,
     const mx::Stream& stream) {
   const bool wide = given.shape(3) * given.itemsize() % 16 == 0;  // and so are rows of pages
   const mx::array rows = wide ? with_readable_rows(given, encoder, stream) : with_adjacent_elements(given, encoder, stream);
@@ -90,7 +89,7 @@ std::uint64_t add_row_sums(
     const mx::array& given,
     std::uint64_t seed,
     std::uint64_t first,
-    mx::cu::CommandEncoder& encoder,
+    CommandEncoder& encoder,
     const mx::Stream& stream) {
   const mx::array rows = with_readable_rows(given, encoder, stream);
   RowSumsParams params{};
@@ -143,7 +142,7 @@ class PagedCacheUpdate final : public Fused {
     throw std::invalid_argument("[paged_cache_update] Derivatives are not supported.");
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     const mx::array& pages = inputs[0];
     mx::array& out = outputs[0];
     // A view may share elements with itself only if it is broadcast; then there is less memory than elements.

@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <utility>
 
 namespace mlx_cuda {
 
@@ -73,7 +72,7 @@ bool is_near(const mx::array& in) {
          in.strides(2) >= 0;
 }
 
-QuantizedWeights readable_cache(const QuantizedWeights& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+QuantizedWeights readable_cache(const QuantizedWeights& in, CommandEncoder& encoder, const mx::Stream& stream) {
   QuantizedWeights out = in;
   if (!rows_readable(in.w) || !is_near(in.w)) {
     out.w = contiguous_copy(in.w, encoder, stream);
@@ -132,7 +131,7 @@ class QuantizedDecode final : public Stateful<State> {
     return composed_attention(in, state_.options, queue());
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     AttentionArrays in = arrays(inputs);
     QuantizedCache from = cache(inputs);
     make_readable(in, encoder, stream());

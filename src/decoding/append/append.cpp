@@ -1,17 +1,14 @@
 #include "decoding/append/append.h"
 
-#include "decoding/append/params.h"
 #include "decoding/graph/step_primitive.h"
 #include "runtime/device_code.h"
 #include "runtime/kernel_table.h"
 #include "runtime/memory.h"
-#include "runtime/node.h"
 #include "runtime/pdl.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <memory>
-#include <string>
 #include <utility>
 
 namespace mlx_cuda {

@@ -75,7 +75,7 @@ void check_moving(mx::array given) {
       "a CudaBuffer does not say that the host has read an array");
 }
 
-void check_commits(mx::cu::CommandEncoder& encoder) {
+void check_commits(CommandEncoder& encoder) {
   const CommitWatch watch(encoder);
   expect(!watch.committed(), "temporaries_ does not hold what was put there");
   encoder.commit();
@@ -115,7 +115,7 @@ void check_nodes(const EncodedGraph& encoded, const Arrays& arrays) {
   }
 }
 
-void run(EncodedGraph encoded, mx::cu::CommandEncoder& encoder) {
+void run(EncodedGraph encoded, CommandEncoder& encoder) {
   add_edges(encoded.graph.get(), encoded.from, encoded.to);
   CUgraphExec executable = nullptr;
   MLX_CUDA_CHECK(cuGraphInstantiate(&executable, encoded.graph.get(), 0));
@@ -126,7 +126,7 @@ void run(EncodedGraph encoded, mx::cu::CommandEncoder& encoder) {
 }
 
 // `arrays`: those that the nodes use, which whoever calls keeps until they have run.
-void check(Arrays& arrays, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+void check(Arrays& arrays, CommandEncoder& encoder, const mx::Stream& stream) {
   arrays.push_back(mx::arange(0, kSize, mx::float32, stream));
   arrays[0].eval();
   check_arrays(arrays[0]);

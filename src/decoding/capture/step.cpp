@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 
 namespace mlx_cuda {
 

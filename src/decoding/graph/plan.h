@@ -5,7 +5,6 @@
 
 #include <mlx/stream.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>

@@ -1,21 +1,16 @@
 #include "decoding/heads/heads.h"
 
-#include "decoding/append/append.h"
 #include "decoding/graph/views.h"
-#include "decoding/heads/params.h"
 #include "runtime/device_code.h"
 #include "runtime/kernel_table.h"
 #include "runtime/memory.h"
-#include "runtime/node.h"
 #include "runtime/pdl.h"
 
 #include <mlx/fast_primitives.h>
 
-#include <algorithm>
 #include <cmath>
 #include <string_view>
 #include <tuple>
-#include <utility>
 
 namespace mlx_cuda {
 

@@ -10,8 +10,6 @@
 #include "runtime/memory.h"
 #include "runtime/pdl.h"
 
-#include <utility>
-
 namespace mlx_cuda {
 
 namespace {

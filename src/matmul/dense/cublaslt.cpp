@@ -249,7 +249,7 @@ void tune(
     const MatmulProblem& problem,
     const std::string& key,
     const MatmulPlan& plan,
-    mx::cu::CommandEncoder& encoder,
+    CommandEncoder& encoder,
     std::vector<Candidate>& found) {
   MLX_CUDA_CHECK(cuStreamSynchronize(encoder.stream()));  // whatever else runs takes a part of the GPU
   const auto timed = time_candidates(
@@ -282,7 +282,7 @@ std::optional<Candidate> checked(const MatmulPlan& plan, const std::optional<Tun
 
 // Without an encoder, only to see whether there is an algorithm.
 std::shared_ptr<MatmulPlan> make_plan(
-    const MatmulProblem& problem, const MatmulPointers& pointers, mx::cu::CommandEncoder* encoder, cublasLtHandle_t handle) {
+    const MatmulProblem& problem, const MatmulPointers& pointers, CommandEncoder* encoder, cublasLtHandle_t handle) {
   auto plan = std::make_shared<MatmulPlan>();
   plan->handle = handle;
   plan->fp8 = problem.dtype == mx::uint8;
@@ -307,7 +307,7 @@ std::shared_ptr<MatmulPlan> make_plan(
 }
 
 std::shared_ptr<MatmulPlan> plan_of(
-    const MatmulProblem& problem, const MatmulPointers& pointers, mx::cu::Device& device, mx::cu::CommandEncoder* encoder) {
+    const MatmulProblem& problem, const MatmulPointers& pointers, mx::cu::Device& device, CommandEncoder* encoder) {
   Context& lt = context(device.cuda_device());
   const Key key(
       problem.dtype.val(), problem.out_dtype.val(), problem.rows, problem.columns, problem.inner, problem.x_stride,
@@ -320,7 +320,7 @@ std::shared_ptr<MatmulPlan> plan_of(
 }  // namespace
 
 std::optional<ReadyMatmul> prepare_matmul(
-    const MatmulProblem& problem, const MatmulPointers& pointers, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+    const MatmulProblem& problem, const MatmulPointers& pointers, CommandEncoder& encoder, const mx::Stream& stream) {
   if (!fuses_epilogues() && (problem.has_bias || problem.activation != Activation::none)) {
     return std::nullopt;
   }
@@ -332,7 +332,7 @@ std::optional<ReadyMatmul> prepare_matmul(
   return ReadyMatmul{std::move(plan), pointers, scratch};
 }
 
-void encode_matmul(const ReadyMatmul& matmul, mx::cu::CommandEncoder& encoder) {
+void encode_matmul(const ReadyMatmul& matmul, CommandEncoder& encoder) {
   const MatmulPlan& plan = *matmul.plan;
   set_pointers(plan, matmul.pointers);
   Capture capture(encoder);

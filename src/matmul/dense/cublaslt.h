@@ -6,7 +6,6 @@
 
 #include <cublasLt.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -60,10 +59,10 @@ struct ReadyMatmul {
 // None when cuBLASLt has no algorithm for it. It allocates, so it comes before the caller names the inputs and outputs of the node;
 // the algorithm is looked for once for each problem and alignment.
 std::optional<ReadyMatmul> prepare_matmul(
-    const MatmulProblem& problem, const MatmulPointers& pointers, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+    const MatmulProblem& problem, const MatmulPointers& pointers, CommandEncoder& encoder, const mx::Stream& stream);
 
 // Adds the product to the graph, after its inputs and outputs have been named.
-void encode_matmul(const ReadyMatmul& matmul, mx::cu::CommandEncoder& encoder);
+void encode_matmul(const ReadyMatmul& matmul, CommandEncoder& encoder);
 
 // Whether cuBLASLt has an algorithm where every operand lies on 256 bytes.
 bool can_matmul(const MatmulProblem& problem, mx::cu::Device& device);

@@ -6,7 +6,6 @@
 #include "runtime/node.h"
 
 #include <algorithm>
-#include <string>
 
 namespace mlx_cuda {
 
@@ -24,11 +23,7 @@ constexpr auto kScaling =
 }  // namespace
 
 void encode_epilogue(
-    mx::array& out,
-    mx::array* inside,
-    const std::optional<mx::array>& bias,
-    Activation activation,
-    mx::cu::CommandEncoder& encoder) {
+    mx::array& out, mx::array* inside, const std::optional<mx::array>& bias, Activation activation, CommandEncoder& encoder) {
   KernelNode node(encoder);
   node.reads(out);
   const void* bias_data = node.reads(bias);
@@ -48,7 +43,7 @@ void encode_scaling(
     const std::optional<mx::array>& scale_a,
     const std::optional<mx::array>& scale_b,
     const std::optional<mx::array>& bias,
-    mx::cu::CommandEncoder& encoder) {
+    CommandEncoder& encoder) {
   KernelNode node(encoder);
   node.reads(out);
   const void* a = node.reads(scale_a);

@@ -84,7 +84,7 @@ class LinearGradientPrimitive final : public Stateful<GradientOptions> {
     return results;
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     mx::array outer = inputs[0];
     const auto rows = static_cast<long long>(outer.shape(0));
     const auto columns = static_cast<long long>(outer.shape(1));

@@ -11,7 +11,6 @@
 #include <cmath>
 #include <cstdint>
 #include <numbers>
-#include <stdexcept>
 
 namespace mlx_cuda {
 
@@ -37,7 +36,7 @@ std::optional<std::int64_t> leading_dimension(
 }
 
 // [..., columns] as a matrix. It is copied if it is neither.
-Operand operand(const mx::array& in, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+Operand operand(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream) {
   const int columns = in.shape(-1);
   const std::int64_t rows = static_cast<std::int64_t>(in.size()) / columns;
   const auto distance = row_distance(in);
@@ -78,7 +77,7 @@ class LinearInside final : public Fused {
     return {linear(inputs[0], inputs[1], bias, Activation::none, queue())};
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder&) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder&) override {
     outputs[0].copy_shared_buffer(inputs.back());
   }
 };
@@ -156,7 +155,7 @@ class Linear final : public Stateful<LinearOptions> {
     return results;
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     const Operand x = operand(inputs[0], encoder, stream());
     const Operand w = operand(inputs[1], encoder, stream());

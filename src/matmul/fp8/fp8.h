@@ -4,7 +4,6 @@
 #include "runtime/fused.h"
 
 #include <optional>
-#include <string>
 #include <utility>
 
 namespace mlx_cuda {

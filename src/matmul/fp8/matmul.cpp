@@ -8,7 +8,6 @@
 
 #include <mlx/ops.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <utility>
@@ -159,7 +158,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     return {mx::broadcast_to(inputs.back(), {inputs[0].shape(0), inputs[1].shape(0)}, queue())};
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     // The library wants scales on 16 bytes too, be they one number.
     auto operand = [&](const mx::array& in) { return contiguous_on_16_bytes(in, encoder, stream()); };
@@ -220,8 +219,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
   }
 
   // Of the node that comes next.
-  static void name_arrays(
-      const mx::array& a, const mx::array& b, const Extras& extras, mx::array& out, mx::cu::CommandEncoder& encoder) {
+  static void name_arrays(const mx::array& a, const mx::array& b, const Extras& extras, mx::array& out, CommandEncoder& encoder) {
     KernelNode node(encoder);
     node.reads(a);
     node.reads(b);
@@ -239,7 +237,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
       const mx::array& b,
       const Extras& extras,
       mx::array& out,
-      mx::cu::CommandEncoder& encoder) {
+      CommandEncoder& encoder) {
     void* gemm = workspace(out.size() * sizeof(float), encoder, stream());
     problem.out_dtype = mx::float32;
     problem.x_scaling = problem.w_scaling = Scaling::tensor;

@@ -71,7 +71,7 @@ class QuantizeFp8 final : public Stateful<Fp8Part> {
     throw std::runtime_error("[quantize_fp8] Codes have no derivatives.");
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     mx::array x = inputs[0];
     auto distance = row_distance(x);
     if (!distance) {

@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <string>
 #include <string_view>
 #include <utility>
 

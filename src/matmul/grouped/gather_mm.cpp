@@ -5,7 +5,6 @@
 
 #include <mlx/ops.h>
 
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -78,7 +77,7 @@ class GatherMatmul final : public Stateful<GatherOptions, Bilinear> {
                             : grouped_gradient(dy_rows, x_rows, offsets, groups, queue());
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     // Rows are read 16 bytes at a time.
     const mx::array& x = inputs[0];
     GatherPairs pairs{

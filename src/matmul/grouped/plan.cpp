@@ -87,7 +87,7 @@ void describe(Params& params, const GatherPairs& pairs, KernelNode& node) {
 
 // The order of pairs by group, which is written together with the offsets.
 mx::array encode_order(
-    const GatherPairs& pairs, int groups, mx::array& offsets, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+    const GatherPairs& pairs, int groups, mx::array& offsets, CommandEncoder& encoder, const mx::Stream& stream) {
   constexpr int held = 48 * 1024 - 128;  // bytes of shared memory that every block may have
   const int bytes = (groups + 1) * static_cast<int>(sizeof(int));
   mx::array order = temporary({pairs.count()}, mx::int32, encoder, stream);
@@ -132,7 +132,7 @@ KernelName grouped_kernel(int rows, int groups, int columns, bool not_transposed
   return {"grouped_sm90", kernel_for(kSm90, type_name(dtype), tile.columns, tile.stages, !not_transposed)};
 }
 
-GroupedWeights as_weights(const mx::array& w, bool transpose, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+GroupedWeights as_weights(const mx::array& w, bool transpose, CommandEncoder& encoder, const mx::Stream& stream) {
   if (is_read_not_transposed(w, transpose)) {
     return {transpose ? exchanged(w) : w, true};
   }
@@ -140,11 +140,11 @@ GroupedWeights as_weights(const mx::array& w, bool transpose, mx::cu::CommandEnc
   return {readable_along(by_columns, 2) ? by_columns : contiguous_copy(by_columns, encoder, stream), false};
 }
 
-mx::array as_rows(const mx::array& x, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+mx::array as_rows(const mx::array& x, CommandEncoder& encoder, const mx::Stream& stream) {
   return readable_along(x, 1) ? x : contiguous_copy(x, encoder, stream);
 }
 
-void encode_offsets(const mx::array& indices, int matrix_rows, int groups, mx::array& offsets, mx::cu::CommandEncoder& encoder) {
+void encode_offsets(const mx::array& indices, int matrix_rows, int groups, mx::array& offsets, CommandEncoder& encoder) {
   KernelNode node(encoder);
   GatherParams params{};
   params.rhs = node.reads<unsigned>(indices);
@@ -155,8 +155,7 @@ void encode_offsets(const mx::array& indices, int matrix_rows, int groups, mx::a
   node.launch(gather_kernels.function("find_offsets"), params.pairs / 256 + 1, 256, 0, params);
 }
 
-GroupedRows group_rows(
-    const GatherPairs& pairs, int groups, bool sorted, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+GroupedRows group_rows(const GatherPairs& pairs, int groups, bool sorted, CommandEncoder& encoder, const mx::Stream& stream) {
   const mx::array& x = pairs.x;
   const int depth = x.shape(-1);
   const int rows = pairs.rows();
@@ -189,12 +188,7 @@ GroupedRows group_rows(
 }
 
 void encode_grouped(
-    const GroupedRows& rows,
-    const GroupedWeights& weights,
-    int first,
-    int groups,
-    mx::array& out,
-    mx::cu::CommandEncoder& encoder) {
+    const GroupedRows& rows, const GroupedWeights& weights, int first, int groups, mx::array& out, CommandEncoder& encoder) {
   const mx::array& w = weights.array;
   KernelNode node(encoder);
   GroupedParams params{
@@ -226,8 +220,7 @@ void encode_grouped(
       matrix_tensor_map(w, weights.not_transposed ? tile.kDepth : tile.columns));
 }
 
-void encode_grouped_gradient(
-    const GroupedRows& rows, const mx::array& y, int groups, mx::array& out, mx::cu::CommandEncoder& encoder) {
+void encode_grouped_gradient(const GroupedRows& rows, const mx::array& y, int groups, mx::array& out, CommandEncoder& encoder) {
   KernelNode node(encoder);
   const GroupedGradientParams params{
       .offsets = node.reads<int>(rows.offsets),
@@ -252,7 +245,7 @@ void encode_grouped_gradient(
       tile.shared_bytes(), params, matrix_tensor_map(rows.x, tile.kDepth), matrix_tensor_map(y, tile.kDepth));
 }
 
-void encode_gather_mv(const GatherPairs& pairs, const GroupedWeights& weights, mx::array& out, mx::cu::CommandEncoder& encoder) {
+void encode_gather_mv(const GatherPairs& pairs, const GroupedWeights& weights, mx::array& out, CommandEncoder& encoder) {
   const mx::array& w = weights.array;
   KernelNode node(encoder);
   GatherMvParams params{};

@@ -31,10 +31,10 @@ struct GroupedWeights {
 
 // [count, columns, depth], or with transpose = false [count, depth, columns], of any strides, as the kernels read it. It is copied
 // only if rows of neither dimension begin on 16 bytes although they could.
-GroupedWeights as_weights(const mx::array& w, bool transpose, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+GroupedWeights as_weights(const mx::array& w, bool transpose, CommandEncoder& encoder, const mx::Stream& stream);
 
 // The same for rows.
-mx::array as_rows(const mx::array& x, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+mx::array as_rows(const mx::array& x, CommandEncoder& encoder, const mx::Stream& stream);
 
 // Pairs of a matrix of x [matrices, matrix_rows, depth] (row-contiguous, any leading dimensions) and one of the weights. `lhs` and
 // `rhs`: uint32, contiguous; without lhs, all matrices in turn have equally many pairs.
@@ -52,25 +52,23 @@ struct GatherPairs {
 };
 
 // The rows of pairs by group; sorted: rhs rises.
-GroupedRows group_rows(
-    const GatherPairs& pairs, int groups, bool sorted, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+GroupedRows group_rows(const GatherPairs& pairs, int groups, bool sorted, CommandEncoder& encoder, const mx::Stream& stream);
 
 // Adds the node that writes `offsets`, int32 [groups + 1], of rising uint32 indices of matrices of `matrix_rows` rows, contiguous.
-void encode_offsets(const mx::array& indices, int matrix_rows, int groups, mx::array& offsets, mx::cu::CommandEncoder& encoder);
+void encode_offsets(const mx::array& indices, int matrix_rows, int groups, mx::array& offsets, CommandEncoder& encoder);
 
 // Adds the node that writes rows of `out` [.., columns] (allocated, row-contiguous): those of all of `groups` groups, or, with a
 // smaller number of matrices than that, those of the groups from `first` on, whose matrices they are. The launches of all groups
 // together write every row: with zeros, where it belongs to no group.
 void encode_grouped(
-    const GroupedRows& rows, const GroupedWeights& weights, int first, int groups, mx::array& out, mx::cu::CommandEncoder& encoder);
+    const GroupedRows& rows, const GroupedWeights& weights, int first, int groups, mx::array& out, CommandEncoder& encoder);
 
 // Adds the node that writes out [groups, y's columns, x's columns]: sums over the rows of a group of the products of a row of y and
 // one of x.
-void encode_grouped_gradient(
-    const GroupedRows& rows, const mx::array& y, int groups, mx::array& out, mx::cu::CommandEncoder& encoder);
+void encode_grouped_gradient(const GroupedRows& rows, const mx::array& y, int groups, mx::array& out, CommandEncoder& encoder);
 
 // Adds the node that writes out [pairs, matrix_rows, columns], each row from the weights of its pair: for few pairs.
-void encode_gather_mv(const GatherPairs& pairs, const GroupedWeights& weights, mx::array& out, mx::cu::CommandEncoder& encoder);
+void encode_gather_mv(const GatherPairs& pairs, const GroupedWeights& weights, mx::array& out, CommandEncoder& encoder);
 
 // Whether the kernels read weights, of which only layout and dtype are looked at, as not transposed.
 bool is_read_not_transposed(const mx::array& w, bool transpose);

@@ -6,9 +6,6 @@
 
 #include <mlx/ops.h>
 
-#include <memory>
-#include <optional>
-#include <utility>
 #include <vector>
 
 namespace mlx_cuda {
@@ -37,7 +34,7 @@ class GroupedMatmul final : public Stateful<bool, Bilinear> {
     return grouped_gradient(transpose_ ? x : dy, transpose_ ? dy : x, primals[2], primals[1].shape(0), queue());
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     const int groups = inputs[1].shape(0);
     const mx::array x = as_rows(inputs[0], encoder, stream());
     const GroupedWeights weights = as_weights(inputs[1], transpose_, encoder, stream());
@@ -73,7 +70,7 @@ class GroupedGradient final : public Stateful<int, Bilinear> {
     return grouped_matmul(primals[0], dw, primals[2], true, queue());
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     const mx::array x = as_rows(inputs[0], encoder, stream());
     const mx::array y = as_rows(inputs[1], encoder, stream());
     const mx::array offsets = contiguous(inputs[2], encoder, stream());
@@ -103,7 +100,7 @@ class ExpertOffsets final : public Stateful<int> {
     return {mx::sum(mx::astype(before, mx::int32, queue()), 1, false, queue())};
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     const mx::array indices = contiguous(inputs[0], encoder, stream());
     allocate(outputs[0], stream());
     encode_offsets(indices, 1, groups_, outputs[0], encoder);

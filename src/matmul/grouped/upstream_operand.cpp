@@ -47,7 +47,7 @@ class UpstreamOperand final : public Stateful<bool> {
     return false;
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     const mx::array& in = inputs[0];
     mx::array& out = outputs[0];
     if (in.size() == 0) {

@@ -6,7 +6,6 @@
 #include "runtime/memory.h"
 #include "runtime/node.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 

@@ -6,7 +6,6 @@
 #include <mlx/array.h>
 #include <mlx/backend/cuda/device.h>
 
-#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -44,7 +43,7 @@ struct SmallMCall {
   bool transpose;
   int rows;  // of each matrix of x
   int batches;
-  mx::cu::CommandEncoder& encoder;
+  CommandEncoder& encoder;
   mx::Stream stream;
 };
 

@@ -32,7 +32,7 @@ class Dequantize final : public Stateful<std::pair<WeightedState, mx::Dtype>> {
     return {values_of(weights(inputs), state_.second, queue())};
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     allocate(outputs[0], stream());
     encode_dequantize(weights(inputs), std::nullopt, outputs[0], encoder, stream());
   }
@@ -52,13 +52,13 @@ mx::array part_of(const mx::array& stack, int first, int size) {
   return part;
 }
 
-Readable readable_pieces(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+Readable readable_pieces(const QuantizedWeights& weights, CommandEncoder& encoder, const mx::Stream& stream) {
   return readable(weights, true, piece_alignment(weights.bits), encoder, stream);
 }
 
 }  // namespace
 
-QuantizedWeights dequantizable(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+QuantizedWeights dequantizable(const QuantizedWeights& weights, CommandEncoder& encoder, const mx::Stream& stream) {
   return readable_pieces(weights, encoder, stream).weights;
 }
 
@@ -71,7 +71,7 @@ void encode_dequantize(
     const QuantizedWeights& weights,
     const std::optional<mx::array>& offsets,
     mx::array& out,
-    mx::cu::CommandEncoder& encoder,
+    CommandEncoder& encoder,
     const mx::Stream& stream) {
   const Readable in = readable_pieces(weights, encoder, stream);
   KernelNode node(encoder);

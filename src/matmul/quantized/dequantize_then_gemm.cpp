@@ -8,7 +8,6 @@
 #include <mlx/ops.h>
 
 #include <algorithm>
-#include <stdexcept>
 
 namespace mlx_cuda {
 
@@ -41,7 +40,7 @@ class DequantizeThenGemm final : public Stateful<WeightedState> {
     return {mx::matmul(inputs[0], state_.transpose ? mx::transpose(values, queue()) : values, queue())};
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     const bool transpose = state_.transpose;
     const QuantizedWeights in = dequantizable(state_.weights(inputs), encoder, stream());

@@ -30,7 +30,7 @@ bool can_unpack(const QuantizedWeights& weights) {
 // Adds its node, which writes out [rows, columns]: x [rows, inner] (as from as_rows) times the transposed matrix of each row's
 // group. Rows of no group are zeros.
 void encode_unpacked(
-    const mx::array& x, const mx::array& offsets, const Readable& weights, mx::array& out, mx::cu::CommandEncoder& encoder) {
+    const mx::array& x, const mx::array& offsets, const Readable& weights, mx::array& out, CommandEncoder& encoder) {
   const QuantizedWeights& in = weights.weights;
   KernelNode node(encoder);
   GroupedQuantizedParams params{};
@@ -72,7 +72,7 @@ class GroupedQuantized final : public Stateful<WeightedState> {
     return {grouped_matmul(inputs[0], values, inputs.back(), state_.transpose, queue())};
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     const mx::array x = as_rows(inputs[0], encoder, stream());
     const mx::array offsets = contiguous(inputs.back(), encoder, stream());

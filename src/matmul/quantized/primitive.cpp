@@ -101,7 +101,7 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
     return {vector ? mx::squeeze(out, 0, queue()) : out};
   }
 
-  void encode(const Arrays& inputs, Arrays& outputs, mx::cu::CommandEncoder& encoder) override {
+  void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     mx::array x = inputs[0];
     mx::array& out = outputs[0];
     const QuantizedWeights in = state_.weights(inputs);

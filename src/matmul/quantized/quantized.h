@@ -6,7 +6,7 @@
 namespace mlx_cuda {
 
 // Weights that `encode_dequantize` reads where they lie, so that copies add no nodes between those of their parts.
-QuantizedWeights dequantizable(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+QuantizedWeights dequantizable(const QuantizedWeights& weights, CommandEncoder& encoder, const mx::Stream& stream);
 
 // `size` of the matrices of dequantizable weights, or, where they are one, of its rows, from `first` on.
 QuantizedWeights part_of(const QuantizedWeights& weights, int first, int size);
@@ -18,7 +18,7 @@ void encode_dequantize(
     const QuantizedWeights& weights,
     const std::optional<mx::array>& offsets,
     mx::array& out,
-    mx::cu::CommandEncoder& encoder,
+    CommandEncoder& encoder,
     const mx::Stream& stream);
 
 // The values of the weights, of 65535 matrices at most, in float16, bfloat16 or float32: bit for bit those of mx.dequantize on the

@@ -69,8 +69,7 @@ bool is_aligned(const mx::array& in, std::int64_t distance, int bytes) {
   return in.offset() % bytes == 0 && distance * size % bytes == 0;
 }
 
-Readable readable(
-    QuantizedWeights weights, bool adjacent, int alignment, mx::cu::CommandEncoder& encoder, const mx::Stream& stream) {
+Readable readable(QuantizedWeights weights, bool adjacent, int alignment, CommandEncoder& encoder, const mx::Stream& stream) {
   mx::array& w = weights.w;
   const auto fits = [&] {
     const auto distance = matrix_distance(w);
@@ -97,7 +96,7 @@ std::string format_name(const QuantizedForm& form) {
   return form.mode == "affine" ? form.mode + std::to_string(form.bits) : form.mode;
 }
 
-void name_inputs(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder) {
+void name_inputs(const QuantizedWeights& weights, CommandEncoder& encoder) {
   encoder.set_input_array(weights.w);
   encoder.set_input_array(weights.scales);
   if (weights.biases) {

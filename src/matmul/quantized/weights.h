@@ -47,8 +47,7 @@ struct Readable {
 };
 
 // `adjacent`: rows of w have to follow one another. `alignment`: bytes on which they have to lie. Copies what does not fit.
-Readable readable(
-    QuantizedWeights weights, bool adjacent, int alignment, mx::cu::CommandEncoder& encoder, const mx::Stream& stream);
+Readable readable(QuantizedWeights weights, bool adjacent, int alignment, CommandEncoder& encoder, const mx::Stream& stream);
 
 // Whether the scales of QuantizedGemmParams::kScaleRange values can be read at once, once `readable` has made of them what it does.
 bool scales_are_wide(const QuantizedWeights& weights);
@@ -65,7 +64,7 @@ inline int divide_up(std::int64_t value, std::int64_t by) {
 }
 
 // Names the arrays as inputs of the next node.
-void name_inputs(const QuantizedWeights& weights, mx::cu::CommandEncoder& encoder);
+void name_inputs(const QuantizedWeights& weights, CommandEncoder& encoder);
 
 // What kernels are told of them.
 template <typename Params>
