@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pytest
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
+README, INDEX = ROOT / "README.md", ROOT / "docs" / "index.md"
 TEXT = README.read_text("utf-8")
 CODE = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 UPDATE = "run: python -m benchmarks readme --picture docs/img/tokens-per-second.svg --update README.md"
@@ -65,10 +65,16 @@ def test_its_status_is_that_of_the_platforms() -> None:
     assert {platform for platform, said in tested.items() if said == "never"} == {"linux-aarch64", "win-amd64"}
 
 
+def linked(text: str) -> set[str]:
+    return {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text)}
+
+
 def test_it_leads_to_every_page() -> None:
-    linked = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", TEXT)}
-    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    assert not {*pages, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE"} - linked
+    """By the index of the pages, from whose links the site has its sidebar."""
+    assert not {"docs/index.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE"} - linked(TEXT)
+    pages = {path.relative_to(INDEX.parent).as_posix() for path in INDEX.parent.rglob("*.md")} - {INDEX.name}
+    found = re.findall(r"^- \[.*?\]\((.*?)\)", INDEX.read_text("utf-8"), re.MULTILINE)
+    assert (set(found), len(found)) == (pages, len(pages))
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
