@@ -185,7 +185,7 @@ def test_the_address_of_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("version", "ref"), [("1.2.3.4", "v1.2.3.4"), ("1.2.3.4rc1", "v1.2.3.4rc1"), ("1.2.3.4.dev5", "HEAD")])
 def test_links_are_of_the_tag(version: str, ref: str) -> None:
     made = dynamic_metadata({}, {"version": version})
-    assert f"/blob/{ref}/docs/internals/design.md" in made["readme"]["text"]
+    assert f"/blob/{ref}/docs/start/install.md" in made["readme"]["text"]
     assert made["urls"]["Source"].endswith(f"/tree/{ref}")
 
 
