@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MATRIX = Path("ci/matrix/matrix.toml")
 TOOLKITS = Path("ci/toolkit/locks/toolkits.toml")
-LIBRARIES = Path("python/mlx_cuda/_libraries.json")
+LIBRARIES = package_table.PATH.relative_to(matrix.REPOSITORY)
 NEWEST, KEPT = "newest", "kept"
 
 

@@ -104,8 +104,8 @@ def needed(versions: Iterable[str], platform: matrix.Platform, *, compilers: boo
     The compilers of device code run on this machine, and what they make is for all; a build that is given finished code needs none.
     """
     found = {root: platform for version in versions for root in matrix.load().cuda[version].roots}
-    if compilers and not os.environ.get(PREBUILT):
-        found[matrix.load().device.root] = matrix.host_platform()
+    if compilers and (root := matrix.load().device.root) and not os.environ.get(PREBUILT):
+        found[root] = matrix.host_platform()
     return found
 
 
