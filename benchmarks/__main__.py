@@ -136,7 +136,7 @@ def warnings(cases: Sequence[CaseResult]) -> list[str]:
     return [
         *(f"UNAVAILABLE {case.group} {case.name}: {case.unavailable}" for case in cases if case.unavailable),
         *(
-            f"SLOWER than upstream, {kind} the spread: {case.group} {case.name}: {case.speedup('upstream'):.3f}x"
+            f"SLOWER than MLX, {kind} the noise: {case.group} {case.name}: {case.speedup('upstream'):.3f}x"
             for kind in ("beyond", "within")
             for case in slower
             if case.behind() == (kind == "beyond")
@@ -189,7 +189,7 @@ def targets(args: argparse.Namespace) -> int:
 
     results = Results.load(args.results)
     print(f"## Attention\n\n{targets_table(ATTENTION, results)}\n\n## Matmul\n\n{targets_table(MATMUL, results)}\n")
-    print("\n".join(warnings(results.cases)) or "no point is slower than upstream")
+    print("\n".join(warnings(results.cases)) or "no case is slower than MLX")
     return 0
 
 
@@ -264,6 +264,17 @@ def readme(args: argparse.Namespace) -> int:
     if args.picture:
         args.picture.write_text(drawing(), "utf-8")
     return _put(args, readme_blocks())
+
+
+def numbers(args: argparse.Namespace) -> int:
+    from .numbers import numbers as known
+    from .numbers import update
+
+    if args.update:
+        print("\n".join(f"filled {path}" for path in update()) or "nothing changed")
+    else:
+        print("\n".join(f"{name}: {value}" for name, value in known().items()))
+    return 0
 
 
 def pipeline(args: argparse.Namespace) -> int:
@@ -352,12 +363,12 @@ def make_parser() -> argparse.ArgumentParser:
             name, type=lambda text: list(map(Path, text.split(","))), help="results of a build, with commas for several runs"
         )
 
-    command = add("targets", targets, "Print the targets beside what was measured, and every point that is slower than upstream.")
+    command = add("targets", targets, "Print the targets beside the results, and every case that is slower than MLX.")
     command.add_argument("results", type=Path)
 
     for name, function, text in (
-        ("models", models, "Print what `python -m benchmarks.models` measured of prompts, or put it into a document."),
-        ("decoding", decoding, "The same of decoding, beside what the memory allows."),
+        ("models", models, "Print the prefill results of `python -m benchmarks.models`, or put them into a document."),
+        ("decoding", decoding, "The same of decoding, beside the bandwidth limit."),
         ("serving", serving, "Print what `python -m benchmarks.serving` measured, also several files of it, or put it into a document."),
         ("parallel", parallel, "Print what `python -m benchmarks.models` measured on one and on several GPUs, or put it into a document."),
         ("families", families, "Print what `python -m benchmarks.families` found of mlx-lm's models, or put it into a document."),
@@ -366,7 +377,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("pipeline", pipeline, "Print what `nox -s pipeline` measured, or put it into a document."),
         ("gallery", gallery, "Print which engine serves which case, or put it into a document."),
         ("platforms", platforms, "Print what ran where, by docs/results/platforms.toml, or put it into a document."),
-        ("gpus", gpus, "Print by which limits GPUs choose engines, and what their memory allows, or put it into a document."),
+        ("gpus", gpus, "Print the dispatch thresholds and bandwidth limits of GPUs, or put them into a document."),
         ("readme", readme, "Print the numbers of the README, by committed results, or put them into it."),
     ):
         command = add(name, function, text)
@@ -375,6 +386,9 @@ def make_parser() -> argparse.ArgumentParser:
         if function in {decoding, readme}:
             command.add_argument("--picture", type=Path, metavar="SVG", help="draw it too")
         command.add_argument("--update", type=Path, metavar="DOCUMENT", help="fill the marked blocks of this document instead")
+
+    command = add("numbers", numbers, "Print the numbers that sentences of the documents may have, by name and committed results.")
+    command.add_argument("--update", action="store_true", help="put them into all documents instead")
 
     command = add("pictures", pictures, "Draw the pictures of the documents.")
     command.add_argument("results", type=Path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import floor, log10
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 MEMORY = {"NVIDIA H200": 4.3, "NVIDIA H100 80GB HBM3": 3.0}
 SIDES = {"upstream": "MLX", "patched": "patched"}  # of models, as tables call them
 WIDTH = 138  # of a document's lines
+# What committed results call by former words, and what the tables show.
+WORDS = (
+    (r"\bours\b", "mlx-cuda"), (r"\bupstream\b", "MLX"), (r"\bdequantised\b", "dequantize"), (r"\bfew\b", "skinny"),
+    (r"\bexperts(?=$|[,;])", "MoE GEMV"),
+    (r"\bproducts?\b", "GEMV"), (r"sorted rows\b", "sorted tokens"), (r"tokens of (\d+) experts\b", r"tokens, top-\1"),
+)  # fmt: skip
 ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches
 
 
@@ -41,6 +48,13 @@ def memory_share(case: CaseResult, device: str, side: str = "ours") -> float | N
     """The part of the device's memory bandwidth that a side reaches, for cases that are counted in bytes."""
     rate, most = case.rate(side), MEMORY.get(device)
     return rate / most if rate and most and case.unit == "TB/s" else None
+
+
+def shown(text: str) -> str:
+    """The name of a side, a case, an engine or a kernel of committed results, for a table."""
+    for former, word in WORDS:
+        text = re.sub(former, word, text)
+    return text
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

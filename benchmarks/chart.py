@@ -38,7 +38,7 @@ COLOURS = {
 }
 LABELS = {
     "ours": "mlx-cuda", "upstream": "MLX", "torch flex": "torch FlexAttention", "dequantised": "MLX, in two steps",
-    "bf16": "MLX, bfloat16", "memory": "limit of memory", "arithmetic": "limit of arithmetic",
+    "bf16": "MLX, bfloat16", "memory": "bandwidth limit", "arithmetic": "compute limit",
 }  # fmt: skip
 MARKERS = {
     "ours": "o",

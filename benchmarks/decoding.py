@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .cells import MEMORY, markdown, speed
+from .cells import MEMORY, markdown, shown, speed
 from .chart import COLOURS, LABELS, bars
 from .profile import PARTS, REST, by_part
 from .record import require_same_machine
@@ -81,18 +81,18 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
     rest = [
         "patched",
         "",
-        "first conversation",
-        "limit of the memory",
-        "patched of it",
+        "cold",
+        "bandwidth limit",
+        "of that limit",
         "equal tokens",
-        "error of the logits: MLX, patched",
+        "logit error: MLX, patched",
     ]
     rows = [["model", "MLX", *peer, *rest]]
-    prompt = "prompt, tokens/s: MLX, first conversation, patched"
-    costs = [["model", prompt, "host's time a step, us: MLX, patched", "peak memory, MiB: MLX, patched"]]
+    prompt = "prefill, tokens/s: MLX, cold, patched"
+    costs = [["model", prompt, "CPU time per step, us: MLX, patched", "peak memory, MiB: MLX, patched"]]
     counted = all(each[side].get("driver's MiB") for each in results["cases"] for side in ("upstream", "first patched", "patched"))
-    costs[0] += ["by the driver"] if counted else []
-    parts = [["model", "nodes of a step", "of which ours"]]
+    costs[0] += ["driver's memory, MiB: MLX, patched"] if counted else []
+    parts = [["model", "graph nodes per step", "fused nodes of mlx-cuda"]]
     for each in results["cases"]:
         upstream, first, patched = (speed(each, side) for side in ("upstream", "first patched", "patched"))
         most = limit(each, shapes, results["provenance"]["device"])
@@ -114,7 +114,7 @@ def decoding_table(results: Mapping[str, Any], shapes: Mapping[str, tuple[str, A
         costs.append([name, *(", ".join(f"{number:.0f}" for number in each) for each in numbers)])
         made = [part for part in each["decoding"]["kernel"].split(", ") if any(word in part for word in OURS)]
         if made:
-            parts.append([name, "".join(filter(str.isdigit, each["decoding"]["reason"])), ", ".join(made)])
+            parts.append([name, "".join(filter(str.isdigit, each["decoding"]["reason"])), shown(", ".join(made))])
     return "\n\n".join(markdown(table) for table in (rows, costs, parts) if len(table) > 1)
 
 
@@ -131,9 +131,9 @@ def profile_table(results: Mapping[str, Any]) -> str:
     )
     sums = [[sum(column) for column in zip(*parts.values(), strict=True)] for parts in all_parts]
     rows.append(["all", *(f"{count:.0f}, {time:.0f} us" for count, time in sums)])
-    rows.append(["at least one runs", *(f"{side['busy us']:.0f} us" for side in sides)])
+    rows.append(["at least one kernel running", *(f"{side['busy us']:.0f} us" for side in sides)])
     times = [1e6 * each["batch"] / speed(each, side) for each in profiled for side in ("upstream", "patched")]
-    rows.append(["a step takes, without the profiler", *(f"{time:.0f} us" for time in times)])
+    rows.append(["step time without the profiler", *(f"{time:.0f} us" for time in times)])
     return markdown(rows)
 
 

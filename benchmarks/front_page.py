@@ -82,10 +82,10 @@ def _range(factors: Iterable[float]) -> str:
     return f"{min(found):.2f}x to {max(found):.2f}x"
 
 
-def _slower(results: Results) -> str:
-    """How many cases are slower than MLX, of those that MLX can run."""
+def slower(results: Results) -> tuple[str, str]:
+    """How many cases are slower than MLX by more than the noise, and of how many that MLX can run."""
     cases = [case for case in results.cases if case.speedup("upstream")]
-    return f"{sum(case.behind() for case in cases) or 'none'} of {len(cases)}"
+    return str(sum(case.behind() for case in cases) or "none"), str(len(cases))
 
 
 def readme_blocks() -> dict[str, str]:
@@ -93,7 +93,7 @@ def readme_blocks() -> dict[str, str]:
     decoding = {gpu: _range(tokens["ours"] / tokens["upstream"] for tokens in map(_tokens, _one_sequence(gpu))) for gpu in ("h200", "h100")}
     whole = [each for each in read(RESULTS / "models" / "nvidia-h200-cu13.jsonl")["cases"] if " of its " not in each["model"]]
     prompts = _range(speed(each, "patched", "prefill") / speed(each, "upstream", "prefill") for each in whole)
-    h200, h100 = (_slower(Results.load(RESULTS / f"nvidia-{gpu}-cu13.jsonl")) for gpu in decoding)
+    h200, h100 = (" of ".join(slower(Results.load(RESULTS / f"nvidia-{gpu}-cu13.jsonl"))) for gpu in decoding)
     versions = read(RESULTS / "decoding" / "nvidia-h100-cu13.jsonl")["provenance"]["distributions"]
     return {
         "readme": "\n".join(

@@ -34,9 +34,9 @@ def gpus() -> list[dict[str, Any]]:
 def limits_of(gpu: Mapping[str, Any]) -> tuple[DispatchThresholds, str]:
     """Those that come into force on a GPU of which nothing is kept there, and what they are by."""
     if "name" in gpu and (shipped := limits_file.measured(gpu["name"], {}, None)):
-        return shipped, "measurement"
+        return shipped, "`tune`"
     found = careful(tuple(gpu["capability"]), Figures(gpu["multiprocessors"], gpu["ghz"], gpu["bandwidth"]))
-    return found, "the family's" if found is HOPPERS else "data sheet"
+    return found, "Hopper default" if found is HOPPERS else "data sheet"
 
 
 def _range(values: list[int]) -> str:
@@ -45,7 +45,7 @@ def _range(values: list[int]) -> str:
 
 def limits_table() -> str:
     """A row for each GPU."""
-    rows = [["GPU", "by", "skinny", "then MLX's", "experts", "decode kernel, growing cache", "chunks of a prompt", "additive masks"]]
+    rows = [["GPU", "source", "small-M GEMM", "then MLX's", "MoE GEMV", "decode kernel", "chunked prefill", "additive masks"]]
     for gpu in gpus():
         limits, by = limits_of(gpu)
         products = list(limits.products.values())
@@ -91,7 +91,7 @@ def kernels() -> str:
     own = results.provenance["commit"]
     commits = Counter((case.commit or own)[:7] for case in results.cases)
     of = f"{results.provenance['device']}: {', '.join(f'{count} cases at `{commit}`' for commit, count in commits.items())}"
-    text = textwrap.fill(f"{of}. Cases that were measured on an H200 alone: {told or 'none'}.", 140)
+    text = textwrap.fill(f"{of}. Measured on an H200 only: {told or 'none'}.", 140)
     return f"{text}\n\n{short_table(results)}"
 
 

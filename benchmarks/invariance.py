@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import mlx_cuda
 
+from .cells import shown
 from .measuring import Log
 from .models import SHAPES, Cache, generate, make, models_of_mlx_lm
 from .provenance import collect
@@ -79,7 +80,7 @@ def _medians(turns: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """For a document: decoding of each number of sequences, and the prompt."""
-    lines = ["| model | sequences | tokens/s of | " + " | ".join(SIDES) + " |", "|---|--:|---|" + "--:|" * len(SIDES)]
+    lines = ["| model | sequences | tokens/s of | " + " | ".join(map(shown, SIDES)) + " |", "|---|--:|---|" + "--:|" * len(SIDES)]
     for result in results:
         for what in ("decode", "prefill"):
             found = [result[side].get(f"{what} tokens/s") for side in SIDES]

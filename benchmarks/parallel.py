@@ -21,7 +21,7 @@ def parallel_table(results: Sequence[Mapping[str, Any]]) -> str:
         names = ", ".join(sorted({each["model"] for each in all_of}))
         raise ValueError(f"no results of one GPU for {names}\n  cure: give those of python -m benchmarks.models without mlx.launch too")
     speeds = [f"{what}, tokens/s: {side}" for what in SPEEDS.values() for side in SIDES.values()]
-    rest = ["peak memory of a GPU, MiB: MLX, patched", "tokens as those of one GPU", "error of the logits: MLX, patched"]
+    rest = ["peak memory of a GPU, MiB: MLX, patched", "tokens equal to one GPU's", "logit error: MLX, patched"]
     rows = [["model, prompt", "GPUs", *speeds, *rest]]
     order = list(dict.fromkeys([*alone, *(each["model"] for each in all_of)]))
     for each in sorted(all_of, key=lambda each: (order.index(each["model"]), each["gpus"])):

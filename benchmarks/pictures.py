@@ -68,7 +68,7 @@ def _decode(results: Results, output: Path) -> None:
         value = memory_share(case, device, side)
         return None if value is None else 100 * value
 
-    labels = ("keys", "% of the memory's speed")
+    labels = ("keys", "% of bandwidth")
     draw_lines(panels, output, x=lambda case: float(case.parameters["length"]), y=share, labels=labels, columns=3)
 
 
@@ -114,7 +114,7 @@ def _quantized(results: Results, output: Path) -> None:
         output,
         x=lambda case: float(case.parameters["rows"]),
         y=microseconds,
-        labels=("rows of x", "microseconds a call"),
+        labels=("M", "microseconds per call"),
         columns=3,
         sides=("ours", "upstream", "dequantised", "bf16", *limits),
         logarithmic=True,

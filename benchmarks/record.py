@@ -36,7 +36,7 @@ class SideResult:
 
     @property
     def quartiles(self) -> tuple[float, float] | None:
-        """Between them lies the middle half of the batches: the spread."""
+        """Between them lies the middle half of the batches: the noise."""
         if not self.seconds:
             return None
         if len(self.seconds) == 1:
@@ -110,12 +110,12 @@ class CaseResult:
         return ours / other if ours and other else None
 
     def best_speedup(self, over: str) -> float | None:
-        """The speedup between the favourable quartiles of both sides: what the spread leaves open."""
+        """The speedup between the favourable quartiles of both sides: what the noise leaves open."""
         ours, other = (self.sides[name].quartiles if name in self.sides else None for name in ("ours", over))
         return other[1] / ours[0] if ours and other else None
 
     def behind(self, other: str = "upstream") -> bool:
-        """Whether ours is slower than the other side by more than the spread."""
+        """Whether ours is slower than the other side by more than the noise."""
         best = self.best_speedup(other)
         return best is not None and best < 1
 

@@ -53,10 +53,10 @@ def speed_table(results: Sequence[Mapping[str, Any]]) -> str:
             "side",
             "tokens/s",
             "",
-            "between tokens, ms: 50th, 99th percentile",
-            "to the first token, s: 50th, 99th",
+            "inter-token latency, ms: p50, p99",
+            "time to first token, s: p50, p99",
             "mean batch",
-            "first tokens equal to the same request's alone",
+            "leading tokens equal to the request run alone",
         ]
     ]
     for settings, entry, side, found in _measured(results, "requests"):
@@ -86,16 +86,16 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
         [
             "requests, tokens of each, arrivals",
             "side",
-            "seconds in prompts, decoding, joining and the rest, with nobody there",
-            "prompt tokens/s",
-            "decoding steps",
+            "seconds in prefill, decode, the rest, idle",
+            "prefill, tokens/s",
+            "decode steps",
             "replayed",
-            "recorded",
+            "captured",
             "warm-up, s",
             "peak memory, MiB: MLX, driver",
         ]
     ]
-    calls = [["requests, tokens of each, arrivals", "side", "calls of caches, and their seconds"]]
+    calls = [["requests, tokens of each, arrivals", "side", "cache calls, and their seconds"]]
     for settings, entry, side, found in _measured(results, "requests"):
         if "error" in found:
             continue
@@ -126,7 +126,7 @@ def soak_table(results: Sequence[Mapping[str, Any]]) -> str:
             "requests",
             "cancelled",
             "tokens",
-            "repeated in other company",
+            "repeated in another batch",
             "with other tokens",
             "growth, MiB: MLX, driver, host",
             "failures",

@@ -7,7 +7,7 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from .cells import duration, markdown, memory_share, speed
+from .cells import duration, markdown, memory_share, shown, speed
 from .targets import ATTENTION, MATMUL, behind_table, targets_table
 
 if TYPE_CHECKING:
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
     from .record import CaseResult, Results
 
 BLOCK = re.compile(r"(<!-- results: (\w+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
-RENAMED = {"few": "skinny", "dequantised": "dequantize"}  # engines that committed results call by their former names
+NUMBER = re.compile(r"(<!-- n: ([\w-]+) -->)[^<\n]*(<!-- /n -->)")  # within a sentence: `benchmarks.numbers` has their names
 
 # The rows of "In short": what the cases of a group have in common whose names have this in them.
 SHORT = (
-    ("prefill, head_dim 64 to 128, no mask or a causal one", "attention", r"^D=(64|80|96|128) "),
+    ("prefill, head_dim 64 to 128, no mask or causal", "attention", r"^D=(64|80|96|128) "),
     ("prefill, head_dim 192 and 256, causal", "attention", r"^D=(192|256) "),
-    ("prefill with a bool mask", "masks", "bool|documents|random"),
-    ("prefill with an additive mask", "masks", "additive"),
-    ("prefill with a window of 1024", "window", ""),
-    ("soft cap", "softcap", ""),
-    ("prefill in float32 (TF32)", "float32", ""),
-    ("many sequences in one array", "varlen", ""),
+    ("prefill, bool mask", "masks", "bool|documents|random"),
+    ("prefill, additive mask", "masks", "additive"),
+    ("prefill, sliding window of 1024", "window", ""),
+    ("prefill, logit softcapping", "softcap", ""),
+    ("prefill, float32 (TF32)", "float32", ""),
+    ("varlen prefill", "varlen", ""),
     ("forward and backward", "backward", ""),
-    ("prefill in parts into a growing cache, 64 queries a step", "growing", "steps of 64"),
-    ("decoding, one query", "decode", r" 1 of \d+, D=\d+, [\d/]+ heads$"),
-    ("decoding, several queries at once", "decode", r" ([2-9]|\d\d) of "),
-    ("decoding batches of unequal lengths", "decode", "padded|lengths"),
-    ("decoding from pages", "paged", ""),
-    ("decoding with latent attention", "mla", "1 of .*576/512"),
-    ("quantised weights, 1 row", "quantized", ", 1 x"),
-    ("quantised weights, 2 to 16 rows", "quantized", ", (2|4|8|16) x"),
-    ("quantised weights, 64 to 512 rows", "quantized", ", (64|128|256|512) x"),
-    ("quantised weights, 2048 and 8192 rows", "quantized", ", (2048|8192) x"),
-    ("quantised experts, rows in order", "experts", "gather_qmm.* sorted rows"),
-    ("quantised experts, few tokens", "experts", "gather_qmm.* tokens"),
-    ("experts in bfloat16", "experts", "gather_mm|grouped_matmul"),
-    ("FP8, which MLX has not", "fp8", ""),
-    ("linear with an activation", "linear", "gelu"),
-    ("linear without one", "linear", "bias$|bare"),
-    ("swiglu", "swiglu", ""),
+    ("chunked prefill into a growing KV cache, 64 queries per step", "growing", "steps of 64"),
+    ("decode, one query", "decode", r" 1 of \d+, D=\d+, [\d/]+ heads$"),
+    ("decode, several queries", "decode", r" ([2-9]|\d\d) of "),
+    ("decode, ragged batch", "decode", "padded|lengths"),
+    ("decode, paged KV cache", "paged", ""),
+    ("decode, multi-head latent attention", "mla", "1 of .*576/512"),
+    ("quantized matmul, M = 1", "quantized", ", 1 x"),
+    ("quantized matmul, M = 2 to 16", "quantized", ", (2|4|8|16) x"),
+    ("quantized matmul, M = 64 to 512", "quantized", ", (64|128|256|512) x"),
+    ("quantized matmul, M = 2048 and 8192", "quantized", ", (2048|8192) x"),
+    ("quantized MoE, sorted tokens", "experts", "gather_qmm.* sorted rows"),
+    ("quantized MoE, 1 to 8 tokens", "experts", "gather_qmm.* tokens"),
+    ("bfloat16 MoE", "experts", "gather_mm|grouped_matmul"),
+    ("FP8 GEMM, which MLX does not have", "fp8", ""),
+    ("`linear` with GELU", "linear", "gelu"),
+    ("`linear` without activation", "linear", "bias$|bare"),
+    ("`swiglu`", "swiglu", ""),
 )
 
 
@@ -59,16 +59,16 @@ def short_table(results: Results) -> str:
     def of_torch(case: CaseResult) -> float | None:
         return min((factor for name in case.sides if name.startswith("torch") and (factor := case.speedup(name))), default=None)
 
-    rows = [["what", "cases", "ours is faster than MLX by", "than the best of torch by"]]
+    rows = [["operation", "cases", "speedup over MLX", "over the fastest of torch"]]
     for title, group, pattern in SHORT:
         cases = [case for case in results.cases if case.group == group and re.search(pattern, case.name)]
         if cases:
             factors = [case.speedup("upstream") for case in cases], [of_torch(case) for case in cases]
             rows.append([title, str(len(cases)), *map(between, factors)])
     compared = [case for case in results.cases if case.speedup("upstream")]  # MLX has no FP8
-    behind = [f"{case.group} {case.name}: {case.speedup('upstream'):.2f}" for case in compared if case.behind()]
-    told = f"slower than MLX by more than the spread: {'; '.join(behind) or 'none'}"
-    return f"{markdown(rows)}\n\nOf {len(compared)} cases {told}."
+    behind = [f"{case.group} {shown(case.name)}: {case.speedup('upstream'):.2f}" for case in compared if case.behind()]
+    told = f"{'; '.join(behind) or 'none'} of {len(compared)} cases"
+    return f"{markdown(rows)}\n\nSlower than MLX by more than the noise: {told}."
 
 
 def compared_table(first: Sequence[Results], second: Sequence[Results]) -> str:
@@ -113,19 +113,21 @@ def case_table(cases: Sequence[CaseResult], device: str = "") -> str:
     """One row per case: who computes ours, time and rate of each side, and ours against each of the others."""
     sides = sides_of(cases)
     others = [name for name in sides if name != "ours"]
-    columns: dict[str, Callable[[CaseResult], str]] = {"case": lambda case: f"{case.name} (`{case.commit}`)" if case.commit else case.name}
+    columns: dict[str, Callable[[CaseResult], str]] = {
+        "case": lambda case: shown(case.name) + (f" (`{case.commit}`)" if case.commit else "")
+    }
     if any(case.engine for case in cases):
         columns["engine"] = lambda case: case.computed_by
-    columns |= {name: partial(side_cell, name=name) for name in sides}
+    columns |= {shown(name): partial(side_cell, name=name) for name in sides}
     if any(case.engine and memory_share(case, device) for case in cases):
-        columns["of the memory's speed"] = lambda case: percent(memory_share(case, device))
-    columns |= {f"ours / {name}": partial(speedup_cell, name=name) for name in others}
+        columns["of bandwidth"] = lambda case: percent(memory_share(case, device))
+    columns |= {f"vs {shown(name)}": partial(speedup_cell, name=name) for name in others}
     for name in dict.fromkeys(name for case in cases for name in case.numbers):
-        columns[name] = partial(number_cell, name=name)
+        columns[shown(name)] = partial(number_cell, name=name)
     rows = [list(columns)]
     for case in cases:
         if case.error:
-            rows.append([case.name, f"failed: {case.error.splitlines()[-1]}", *[""] * (len(columns) - 2)])
+            rows.append([shown(case.name), f"failed: {case.error.splitlines()[-1]}", *[""] * (len(columns) - 2)])
         else:
             rows.append([cell(case) for cell in columns.values()])
     return markdown(rows)
@@ -164,7 +166,7 @@ def provenance_list(results: Results) -> str:
         digest = f", sha256 `{build['wheel']['sha256']}`" if build["wheel"] else ""
         lines.append(f"- cases marked with `{commit}` are of that commit ({build['date'].partition('T')[0]}){digest}")
     if provenance["quick"]:
-        lines.append("- **quick run: tiny sizes that prove the program works; the numbers mean nothing**")
+        lines.append("- **quick run with tiny sizes: the times mean nothing**")
     return "\n".join(lines)
 
 
@@ -184,11 +186,11 @@ def models_table(results: Mapping[str, Any]) -> str:
         [
             "model",
             "batch",
-            "prefill",
+            "prefill, tokens/s: MLX",
             "patched",
-            "",
-            "same choice, fed the same",
-            "error of the logits, MLX's and patched",
+            "speedup",
+            "same next token",
+            "logit error: MLX, patched",
         ]
     ]
     for each in results["cases"]:
@@ -203,7 +205,7 @@ def models_table(results: Mapping[str, Any]) -> str:
                 f"{error['upstream']:.1e}, {error['patched']:.1e}",
             ]
         rows.append([each["model"], str(each["batch"]), *speeds, *alike])
-    calls = [["model", "part", "calls of attention and of quantised products, by engine"]]
+    calls = [["model", "part", "attention and quantized matmul calls, by engine"]]
     for each in results["cases"]:
         if each["batch"] == results["cases"][0]["batch"]:
             for part, counts in each.get("engines", {}).items():
@@ -214,7 +216,7 @@ def models_table(results: Mapping[str, Any]) -> str:
 def _call(name: str) -> str:
     """Such as ``flash (causal mask)`` for the recorded ``flash, causal mask``."""
     engine, _, kind = name.partition(", ")
-    return f"{RENAMED.get(engine, engine)} ({kind})"
+    return f"{shown(engine)} ({kind})"
 
 
 def fill(document: str, results: Results) -> str:
@@ -223,4 +225,6 @@ def fill(document: str, results: Results) -> str:
 
 
 def fill_blocks(document: str, blocks: Mapping[str, str]) -> str:
-    return BLOCK.sub(lambda match: f"{match[1]}{blocks[match[2]]}\n{match[3]}" if match[2] in blocks else match[0], document)
+    """The document with each block, and each number of its sentences, as they are given; others stay."""
+    document = BLOCK.sub(lambda match: f"{match[1]}{blocks[match[2]]}\n{match[3]}" if match[2] in blocks else match[0], document)
+    return NUMBER.sub(lambda match: f"{match[1]}{blocks[match[2]]}{match[3]}" if match[2] in blocks else match[0], document)

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ..cells import markdown
+from ..cells import markdown, shown
 from .judging import worse
 
 if TYPE_CHECKING:
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 QUIET = 2  # modules at a time
 CACHES = {
-    "KVCache": "keys and values",
-    "RotatingKVCache": "windows",
-    "ChunkedKVCache": "chunks",
-    "ArraysCache": "states",
-    "CacheList": "lists of caches",
+    "KVCache": "KV cache",
+    "RotatingKVCache": "sliding window",
+    "ChunkedKVCache": "chunked KV cache",
+    "ArraysCache": "state",
+    "CacheList": "cache list",
 }
 
 
@@ -28,21 +28,21 @@ def _times(entry: Mapping[str, Any], part: str) -> list[str]:
 
 
 def _engines(entry: Mapping[str, Any]) -> str:
-    """Those of the prompt; of a step where they are others."""
+    """Of the prompt, and of a step if it has others."""
     prompt, step = (", ".join(sorted(entry["engines"][part])) for part in ("prompt", "step"))
-    return prompt if prompt == step else f"{prompt or 'none'}; a step: {step or 'none'}"
+    return shown(prompt if prompt == step else f"{prompt or 'none'}; decode: {step or 'none'}")
 
 
 def _steps(entry: Mapping[str, Any]) -> str:
-    return "replayed" if entry["replayed"] else entry["reason"] or "as they are"
+    return "captured" if entry["replayed"] else entry["reason"] or "eager"
 
 
 def _requests(entry: Mapping[str, Any]) -> str:
     theirs, ours = entry["upstream"]["at once"], entry["patched"]["at once"]
     if "failed" in ours:
-        return "fail, upstream's too" if "failed" in theirs else "fail"
-    where = "pages" if ours["pages"] else "replayed" if ours["replayed"] else "as they are"
-    others = "" if entry.get("requests apart in float32", theirs.get("right")) else ", upstream's too"
+        return "fail, with MLX too" if "failed" in theirs else "fail"
+    where = "paged" if ours["pages"] else "captured" if ours["replayed"] else "eager"
+    others = "" if entry.get("requests apart in float32", theirs.get("right")) else ", with MLX too"
     return where if ours["right"] else f"{where}; tokens differ{others}"
 
 
@@ -51,14 +51,14 @@ def _error(entry: Mapping[str, Any]) -> str:
     both = []
     for side in ("upstream", "patched"):
         values = entry[side]["error"].values()
-        both.append("no number" if None in values else f"{max(values):.1%}")
+        both.append("not finite" if None in values else f"{max(values):.1%}")
     return ", ".join(both)
 
 
 def speed_table(results: Mapping[str, Any]) -> str:
     head = [
-        "module", "caches", "prompt, ms: MLX", "patched", "", "a step, ms: MLX", "patched", "", "steps", "requests at once",
-        "attention and experts", "error: MLX, patched",
+        "module", "caches", "prefill, ms: MLX", "patched", "speedup", "decode step, ms: MLX", "patched", "speedup", "steps",
+        "batched requests", "attention and MoE engines", "logit error: MLX, patched",
     ]  # fmt: skip
     rows = [
         [
@@ -101,14 +101,13 @@ def counts(results: Mapping[str, Any]) -> str:
     bad = [f"`{entry['family']}` ({found})" for entry in entries if (found := worse(entry))]
     known, settings = results["provenance"], results["settings"]
     return "\n".join([
-        f"- Of {len(entries)} modules {len(timed)} run; steps of {sum(bool(entry['replayed']) for entry in timed)} are replayed.",
-        f"- A step takes {statistics.median(steps):.1f} times as long without `patch()` in the median, {min(steps):.2f} to "
-        f"{max(steps):.0f} times; "
-        f"a prompt {statistics.median(prompts):.1f} times, {min(prompts):.2f} to {max(prompts):.0f} times.",
-        "- Requests at once:\n" + "\n".join(f"  - {name}: {count}" for name, count in at_once.most_common()),
-        f"- Worse than MLX's own: {'; '.join(bad) or 'none'}.",
-        f"- {known['device']}, commit `{known['commit'][:12]}`, {known['date'][:10]}; prompts of {settings['prompt']} tokens and "
-        f"{settings['steps']} steps, the least of {settings['turns']} turns, {settings['jobs']} modules at a time.",
+        f"- {len(timed)} of {len(entries)} modules run; {sum(bool(entry['replayed']) for entry in timed)} have captured decode steps.",
+        f"- Median speedup of a decode step {statistics.median(steps):.1f}x ({min(steps):.2f}x to {max(steps):.0f}x), "
+        f"of prefill {statistics.median(prompts):.1f}x ({min(prompts):.2f}x to {max(prompts):.0f}x).",
+        "- Batched requests:\n" + "\n".join(f"  - {name}: {count}" for name, count in at_once.most_common()),
+        f"- Less accurate than MLX: {'; '.join(bad) or 'none'}.",
+        f"- {known['device']}, commit `{known['commit'][:12]}`, {known['date'][:10]}; prompts of {settings['prompt']} tokens, "
+        f"{settings['steps']} steps, fastest of {settings['turns']} turns, {settings['jobs']} modules at a time.",
     ])  # fmt: skip
 
 

@@ -6,14 +6,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ..cells import duration, markdown, memory_share
+from ..cells import duration, markdown, memory_share, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..record import CaseResult, Results
 
-State = Literal["met", "within the spread", "missed", "not measured"]
+State = Literal["met", "within the noise", "missed", "not measured"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def cases(group: str, **where: Any) -> Select:
 
 @dataclass(frozen=True)
 class Value:
-    """One number of a case; ``best`` is what the spread leaves open."""
+    """One number of a case; ``best`` is what the noise leaves open."""
 
     number: float
     best: float
@@ -159,13 +159,13 @@ def judge(target: Target, results: Results) -> Outcome:
     elif missing or not points:
         state = "not measured"
     elif short:
-        state = "within the spread"
+        state = "within the noise"
     return Outcome(target, state, tuple(points), missing)
 
 
 def targets_table(targets: Sequence[Target], results: Results) -> str:
     """The measured numbers beside the targets; the worst point is named, and how many others miss too."""
-    rows = [["case (bf16)", "target", "measured, worst to best", "worst point", ""]]
+    rows = [["cases (bf16)", "target", "measured, worst to best", "worst point", "state"]]
     for target in targets:
         outcome = judge(target, results)
         texts = [value.text for _, value in outcome.points]
@@ -173,7 +173,7 @@ def targets_table(targets: Sequence[Target], results: Results) -> str:
         measured = texts[0] if len(set(texts)) == 1 else f"{texts[0]} to {texts[-1]}" if texts else ""
         short = sum(not target.reached(value.best) for _, value in outcome.points)
         state = f"missed ({short} of {len(texts)})" if outcome.state == "missed" and len(texts) > 1 else outcome.state
-        worst = outcome.points[0][0].name if outcome.points else ""
+        worst = shown(outcome.points[0][0].name) if outcome.points else ""
         rows.append(
             [target.row, target.text, ", ".join(filter(None, [measured, missing])), worst, f"**{state}**" if state != "met" else state]
         )
@@ -182,10 +182,10 @@ def targets_table(targets: Sequence[Target], results: Results) -> str:
 
 def behind_table(targets: Sequence[Target], results: Results) -> str:
     """The targets that are missed: the worst point, how far it is off, and why."""
-    rows = [["case", "distance", "target", "why, as far as it is known"]]
+    rows = [["case", "measured", "target", "known cause"]]
     for target in targets:
         outcome = judge(target, results)
         if outcome.state == "missed":
             case, value = outcome.points[0]
-            rows.append([f"{case.group}: {case.name}", value.text, target.text, target.why])
+            rows.append([f"{case.group}: {shown(case.name)}", value.text, target.text, target.why])
     return markdown(rows)

@@ -148,7 +148,7 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 
 def gpu_table() -> str:
     """What each GPU takes, and what its multiprocessors have."""
-    rows = [["compute capability", "GPUs", "machine code", "threads", "shared memory, KiB"]]
+    rows = [["compute capability", "GPUs", "SASS", "threads", "shared memory, KiB"]]
     for each in capabilities():
         code = ", ".join(f"`sm_{name}`" for name in each["code"])
         rows.append([each["number"], each["gpus"], code, str(each["threads"]), str(each["shared"])])

@@ -202,8 +202,8 @@ def test_points_that_are_slower_than_upstream_are_named() -> None:
     slow = case_of(ours=SideResult([2.0]), upstream=SideResult([1.0]))
     unsure = case_of(ours=SideResult([1.15, 1.3]), upstream=SideResult(spread))
     assert warnings([unsure, slow, case_of(ours=SideResult([1.0]), upstream=SideResult([1.0]))]) == [
-        "SLOWER than upstream, beyond the spread: swiglu 2x3: 0.500x",
-        "SLOWER than upstream, within the spread: swiglu 2x3: 0.939x",
+        "SLOWER than MLX, beyond the noise: swiglu 2x3: 0.500x",
+        "SLOWER than MLX, within the noise: swiglu 2x3: 0.939x",
     ]
 
 
@@ -226,7 +226,7 @@ def test_rates_and_ratios() -> None:
     assert case.rate("ours") == pytest.approx(3.0)
     assert case.speedup("upstream") == pytest.approx(2.5)
     header, _, row = case_table([case]).splitlines()
-    assert header == "| case | ours | upstream | ours / upstream |"
+    assert header == "| case | mlx-cuda | MLX | vs MLX |"
     assert row == "| 2x3 | 2.000 ms, 3.00 TB/s | 5.000 ms, 1.20 TB/s | 2.50x |"
 
 
@@ -259,7 +259,7 @@ def test_the_documents_show_every_picture_that_is_drawn(tmp_path: Path) -> None:
     for picture in (tmp_path / "img").iterdir():
         assert "mlx-cuda" in picture.read_text("utf-8")
     quantized = (tmp_path / "img" / "quantized.svg").read_text("utf-8")
-    for line in "MLX, in two steps", "MLX, bfloat16", "limit of memory", "limit of arithmetic":
+    for line in "MLX, in two steps", "MLX, bfloat16", "bandwidth limit", "compute limit":
         assert quantized.count(line) == 1  # in the legend
     assert "(../img/quantized.svg)" in (DOCUMENT.parents[1] / "reference" / "matmul.md").read_text("utf-8")
 
@@ -333,8 +333,8 @@ def test_the_memory_has_a_share_where_bytes_count() -> None:
     results = results_of(lambda *_: 1e-3)
     table = case_table([case for case in results.cases if case.group == "decode"], "NVIDIA H200")
     header, _, *rows = table.splitlines()
-    assert header.startswith("| case | engine | ours |")
-    column = header.split(" | ").index("of the memory's speed")
+    assert header.startswith("| case | engine | mlx-cuda |")
+    column = header.split(" | ").index("of bandwidth")
     row = next(row for row in rows if row.startswith("| B=64, 1 of 8192, D=128, 32/8 heads |"))
     assert row.split(" | ")[column] == "50 %"  # 2.1 GB in a millisecond are 2.15 TB/s of 4.3
 

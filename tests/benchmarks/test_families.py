@@ -89,11 +89,11 @@ def test_the_tables() -> None:
     assert list(made) == ["families_counts", "families_speed", "families_failing"]
     row = next(line for line in made["families_speed"].splitlines() if "`llama`" in line)
     assert [cell.strip() for cell in row.strip("| ").split("|")] == [
-        "`llama`", "keys and values, states", "4.00", "2.00", "2.00x", "2.00", "0.50", "4.00x", "replayed", "pages",
-        "cudnn; a step: decode", "2.0%, 2.0%",
+        "`llama`", "KV cache, state", "4.00", "2.00", "2.00x", "2.00", "0.50", "4.00x", "captured", "paged",
+        "cudnn; decode: decode", "2.0%, 2.0%",
     ]  # fmt: skip
-    assert "Of 3 modules 2 run; steps of 2 are replayed" in made["families_counts"]
-    assert "0.50 to 4 times" in made["families_counts"]
+    assert "2 of 3 modules run; 2 have captured decode steps" in made["families_counts"]
+    assert "(0.50x to 4x)" in made["families_counts"]
     assert "`mamba` (error of the steps 120.00%" in made["families_counts"]
     assert "`bitnet` | RuntimeError: none" in made["families_failing"]
     assert "left out: needs a package" in made["families_failing"]
@@ -101,10 +101,10 @@ def test_the_tables() -> None:
 
 
 @pytest.mark.parametrize(("theirs", "apart", "told"), [
-    (True, None, "pages; tokens differ"),
-    (True, True, "pages; tokens differ"),
-    (True, False, "pages; tokens differ, upstream's too"),
-    (False, None, "pages; tokens differ, upstream's too"),
+    (True, None, "paged; tokens differ"),
+    (True, True, "paged; tokens differ"),
+    (True, False, "paged; tokens differ, with MLX too"),
+    (False, None, "paged; tokens differ, with MLX too"),
 ])  # fmt: skip
 def test_whose_requests_have_other_tokens(theirs: bool, apart: bool | None, told: str) -> None:
     entry = changed(upstream__at_once__right=theirs, patched__at_once__right=False)

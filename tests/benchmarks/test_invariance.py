@@ -54,7 +54,7 @@ def test_measures_three_sides(monkeypatch: pytest.MonkeyPatch, measured: Callabl
     assert entered == ["patch()", "batch_invariant"] * 2
     assert all(result[side]["decode tokens/s"] > 0 for side in invariance.SIDES)
     lines = invariance.table([result]).splitlines()
-    assert lines[0] == "| model | sequences | tokens/s of | upstream | patch() | batch_invariant |"
+    assert lines[0] == "| model | sequences | tokens/s of | MLX | patch() | batch_invariant |"
     assert [line.startswith("| tiny | 2 | ") for line in lines[2:]] == [True, True]
 
 

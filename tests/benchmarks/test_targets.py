@@ -62,7 +62,7 @@ def test_the_worst_point_decides_and_the_spread_is_allowed_for() -> None:
     assert outcome.points[0][1].text == "0.91x"
     assert outcome.points[0][0] is [case for case in even.cases if case.group == "softcap"][1]
     assert judge(target, with_ours(even, "softcap", [0.9, 1.1, 1.1, 1.1, 1.3], index=1)).state == "missed"
-    assert judge(target, with_ours(even, "softcap", [0.9, 0.95, 1.1, 1.1, 1.3], index=1)).state == "within the spread"
+    assert judge(target, with_ours(even, "softcap", [0.9, 0.95, 1.1, 1.1, 1.3], index=1)).state == "within the noise"
 
 
 def test_a_side_without_a_time_leaves_the_target_open() -> None:
@@ -98,11 +98,11 @@ def test_shares_of_the_memory_and_counts() -> None:
 def test_the_table_names_the_worst_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = results_of(lambda _, side: 1e-3 if side == "ours" else 1e-2)
     slow = with_ours(results, "attention", [0.02], index=1)
-    row = next(line for line in targets_table(ATTENTION, slow).splitlines() if ">= 1.0 x upstream at every point" in line)
+    row = next(line for line in targets_table(ATTENTION, slow).splitlines() if ">= 1.0 x MLX at every point" in line)
     assert row.endswith("| 0.50x to 10.00x | D=64 full, L=4096 | **missed (1 of 20)** |")
     path = tmp_path / "results.jsonl"
     slow.save(path)
     assert main(["targets", str(path)]) == 0
     printed = capsys.readouterr().out
     assert row in printed
-    assert "SLOWER than upstream, beyond the spread: attention D=64 full, L=4096: 0.500x" in printed
+    assert "SLOWER than MLX, beyond the noise: attention D=64 full, L=4096: 0.500x" in printed

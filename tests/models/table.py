@@ -26,11 +26,13 @@ def _both(numbers: Mapping[str, Any], form: str = "") -> str:
 
 def texts(results: Sequence[Mapping[str, Any]]) -> str:
     """Perplexities, errors and best tokens of each text."""
-    rows = [["model", "text", "perplexity: float32, MLX, patched", "error of the logits: MLX, patched", "other tokens", "no ties"]]
+    rows = [
+        ["model", "text", "perplexity: float32, MLX, patched", "logit error: MLX, patched", "tokens unlike float32's", "of these, no ties"]
+    ]
     for each in (each for each in results if each["part"] in {"text", "kv"}):
         for place, found in each.items():
             if isinstance(found, dict):
-                shown = f"keys and values of {place}" if each["part"] == "kv" else place
+                shown = f"KV cache, {place}" if each["part"] == "kv" else place
                 ours = ", ".join(significant(found["perplexity"][side]) for side in ("float32", *SIDES))
                 tokens = f"{_both(found['other tokens'])} of {found['positions']}"
                 rows.append([_name(each), shown, ours, _both(found["error"], ".2%"), tokens, _both(found["wrong tokens"])])
@@ -46,8 +48,8 @@ def differences(results: Sequence[Mapping[str, Any]]) -> str:
             "equal",
             "tokens before the first difference",
             "ties",
-            "patched nearer to float32",
-            "float32's own: MLX, patched",
+            "patched closer to float32",
+            "float32's token: MLX, patched",
         ]
     ]
     for each in (each for each in results if each["part"] == "alone" and "differences" in each):
@@ -63,7 +65,7 @@ def differences(results: Sequence[Mapping[str, Any]]) -> str:
 
 def answers(results: Sequence[Mapping[str, Any]]) -> str:
     """Generated tokens that float32 would not have chosen."""
-    rows = [["model", "part", "tokens: MLX, patched", "other tokens", "no ties", "replayed steps"]]
+    rows = [["model", "part", "tokens: MLX, patched", "tokens unlike float32's", "of these, no ties", "captured steps"]]
     for each in (each for each in results if "tokens" in each):
         numbers = [_both(each[what]) for what in ("tokens", "other tokens", "wrong tokens")]
         rows.append([_name(each), each["part"], *numbers, str(each["replayed"])])
@@ -72,7 +74,7 @@ def answers(results: Sequence[Mapping[str, Any]]) -> str:
 
 def curves(results: Sequence[Mapping[str, Any]]) -> str:
     """Losses of LoRA: of the first tenth of the steps and of the last."""
-    rows = [["model", "steps", "losses of the first tenth: float32, MLX, patched", "of the last", "tokens/s: MLX, patched", ""]]
+    rows = [["model", "steps", "loss, first tenth: float32, MLX, patched", "last tenth", "tokens/s: MLX, patched", "speedup"]]
     for each in (each for each in results if each["part"] == "training"):
         losses, speeds = each["losses"], each.get("tokens/s")  # none where other programs had the GPU too
         tail = max(1, len(losses["float32"]) // 10)
