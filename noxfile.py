@@ -147,7 +147,7 @@ def docs(session: nox.Session) -> None:
     """Build the documentation site into build/docs, or into another folder: `nox -s docs -- FOLDER`. A warning is an error."""
     install_group(session, "docs")
     cache = Path(session.create_tmp(), "doctrees")
-    options = ["--fail-on-warning", "--keep-going", "--quiet", "--doctree-dir", str(cache)]
+    options = ["--fail-on-warning", "--keep-going", "--quiet", "--fresh-env", "--doctree-dir", str(cache)]
     session.run("python", "-m", "sphinx", *options, "docs", *(session.posargs or ["build/docs"]))
 
 
