@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 from .cells import markdown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
 
-def pipeline_table(report: Sequence[dict[str, Any]]) -> str:
-    """A row for each job: its time, and its longest step."""
-    rows = [["job", "seconds", "of that the longest step", "not as it stands"]]
-    for job in report:
+def pipeline_table(report: Mapping[str, Any]) -> str:
+    """Commit and date of the run, and a row for each job: its time, and its longest step."""
+    rows = [["job", "seconds", "longest step", "differs from the workflow"]]
+    for job in report["jobs"]:
         longest = max(job["steps"], key=lambda step: step["seconds"], default={"seconds": 0, "step": "none"})
         notes = [f"`{step['step']}`: {step['note']}" for step in job["steps"] if step.get("note", "a stand-in") != "a stand-in"]
         said = job["job"] + (f": **{job['failed']} failed**" if job["failed"] else "")
         rows.append([said, f"{job['seconds']:.0f}", f"{longest['seconds']:.0f}: `{longest['step']}`", "; ".join(notes)])
-    rows.append(["together", f"{sum(job['seconds'] for job in report):.0f}", "", ""])
-    return markdown(rows)
+    rows.append(["together", f"{sum(job['seconds'] for job in report['jobs']):.0f}", "", ""])
+    return f"Commit `{report['commit']}`, {report['date']}.\n\n{markdown(rows)}"

@@ -27,12 +27,19 @@ def load(path: Path = DATA) -> dict[str, Any]:
 
 
 def platform_tables(data: Mapping[str, Any]) -> dict[str, str]:
-    """``stages``: how far each platform has come; ``rows``: what is tried of a build; ``code``: which device code has run; ``runs``;
-    of docs/start/install.md ``support``: GPUs and platforms, and ``drivers``.
+    """``stages`` of each platform, ``rows`` of the test matrix, device ``code`` that has run, ``runs`` on GPUs, ``times`` of builds; of
+    docs/start/install.md the ``support`` of GPUs and platforms, and ``drivers``.
     """
     matrix = load(MATRIX)
-    tables = {"stages": _stages(data), "rows": _rows(data, matrix["tests"]), "code": _code(data), "runs": _runs(data)}
-    return tables | {"support": _support(data, load(GPUS)["capability"]), "drivers": _drivers(data, matrix["cuda"])}
+    return {
+        "stages": _stages(data),
+        "rows": _rows(data, matrix["tests"]),
+        "code": _code(data),
+        "runs": _runs(data),
+        "times": _times(data),
+        "support": _support(data, load(GPUS)["capability"]),
+        "drivers": _drivers(data, matrix["cuda"]),
+    }
 
 
 def _support(data: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> str:
@@ -79,7 +86,7 @@ def _rows(data: Mapping[str, Any], declared: Sequence[Mapping[str, Any]]) -> str
 
 def _code(data: Mapping[str, Any]) -> str:
     """Each name of the device code with the GPUs that take it, and where its tests have run."""
-    rows = [["code", "taken by compute capability", "tests have run on"]]
+    rows = [["device code", "used by compute capability", "tests have run on"]]
     for each in data["code"]:
         tested = {_machine(data, run)["gpu"]: None for run in data["runs"] if run["what"] == "tests" and each["name"] in run["code"]}
         rows.append([f"`{each['name']}`", each["gpus"], ", ".join(tested) or "never"])
@@ -94,6 +101,11 @@ def _runs(data: Mapping[str, Any]) -> str:
         found = [run.get("cuda", ""), code, commits, run.get("number", ""), run["result"]]
         rows.append([run["what"], run["kernels"], machine["gpu"], machine["driver"], *found])
     return markdown(rows)
+
+
+def _times(data: Mapping[str, Any]) -> str:
+    rows = [[each["what"], each["seconds"], each.get("parts", ""), each.get("commit", "")] for each in data["times"]]
+    return markdown([["on 2 cores, g++ 12", "seconds", "of which", "commit"], *rows])
 
 
 def _machine(data: Mapping[str, Any], run: Mapping[str, Any]) -> Mapping[str, str]:

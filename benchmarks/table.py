@@ -117,7 +117,7 @@ def case_table(cases: Sequence[CaseResult], device: str = "") -> str:
         "case": lambda case: shown(case.name) + (f" (`{case.commit}`)" if case.commit else "")
     }
     if any(case.engine for case in cases):
-        columns["engine"] = lambda case: case.computed_by
+        columns["engine"] = lambda case: shown(case.computed_by)
     columns |= {shown(name): partial(side_cell, name=name) for name in sides}
     if any(case.engine and memory_share(case, device) for case in cases):
         columns["of bandwidth"] = lambda case: percent(memory_share(case, device))

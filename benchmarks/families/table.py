@@ -34,7 +34,7 @@ def _engines(entry: Mapping[str, Any]) -> str:
 
 
 def _steps(entry: Mapping[str, Any]) -> str:
-    return "captured" if entry["replayed"] else entry["reason"] or "eager"
+    return "captured" if entry["replayed"] else shown(entry["reason"]) or "eager"
 
 
 def _requests(entry: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in 
 GENERATED = re.compile(r"^<!-- results: [\w-]+ -->\n.*?^<!-- end of results -->", re.DOTALL | re.MULTILINE)
 NO_PROSE = re.compile(r"^```.*?^```|<!--.*?-->|`[^`\n]*`|\]\([^)\s]*\)", re.DOTALL | re.MULTILINE)
 UNITS = "TFLOP/s|[TGM]B/s|tok(?:en)?s?/s|tokens? (?:per|a) second|[mun]s|µs|s|seconds?|minutes?|hours?|[KMG]i?B|times"
-WITH_UNIT = re.compile(rf"(?<![\w.])\d[\d.,]*(?: to \d[\d.,]*)?(?: ?x\b(?! ?\d)| ?%|[ -](?:{UNITS})(?![\w/]))")
+WITH_UNIT = re.compile(rf"(?<![\w.])\d(?:[\d.,]*\d)?(?: to \d(?:[\d.,]*\d)?)?(?: ?x\b(?! ?\d)| ?%|[ -](?:{UNITS})(?![\w/]))")
 
 
 def measured(text: str) -> list[str]:
@@ -49,7 +49,7 @@ def test_exceptions_only_shrink() -> None:
 
 
 def test_numbers_are_found() -> None:
-    text = "At 3.5 TB/s, 2 to 4 GB, 0.98x, 5 % and 12 ms; `7 ms`, 2 x 16 heads, 64 tokens, [a](b-3-s).\n"
+    text = "At 3.5 TB/s, 2 to 4 GB, 0.98x, 5 % and 12 ms; `7 ms`, 2 x 16 heads, 64 tokens, x of 3, x in 3.x, [a](b-3-s).\n"
     text += "<!-- results: one -->\n| 9 ms |\n<!-- end of results -->\nfast: <!-- n: mlx -->0 ms<!-- /n -->\n"
     assert measured(text) == ["3.5 TB/s", "2 to 4 GB", "0.98x", "5 %", "12 ms"]
     assert BLOCK.search(text)

@@ -91,5 +91,6 @@ def test_commits_are_in_the_history() -> None:
 
     if not shutil.which("git") or git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
         pytest.skip("no git, or not the whole history")
-    for commit in {commit for run in DATA["runs"] for commit in run["commit"].split(" + ")}:
+    timed = {each["commit"] for each in (DATA["wheel"], *DATA["times"]) if "commit" in each}
+    for commit in timed | {commit for run in DATA["runs"] for commit in run["commit"].split(" + ")}:
         assert git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0, commit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks import architecture
+from benchmarks import architecture, platforms
 from ci.device import plan
 from ci.errors import CheckFailed
 from ci.files import tomllib
@@ -77,11 +77,11 @@ def test_the_steps_of_compiling_are_those_of_the_plan() -> None:
 
 def test_a_night_takes_the_wheels_of_all_platforms() -> None:
     matrix = load()
-    (size,) = re.findall(r"The wheel is ([\d.]+) MiB", (REPOSITORY / "docs" / "results" / "platforms.md").read_text("utf-8"))
+    size = platforms.load()["wheel"]["mib"]
     text = " ".join((REPOSITORY / "docs" / "factory" / "nightly.md").read_text("utf-8").split())
     count = len(matrix.platforms) * len(matrix.builds)
     assert count == 6
-    assert f"six wheels of about {size} MiB, {count * float(size):.0f} MiB." in text
+    assert f"six wheels of about {size} MiB, {count * size:.0f} MiB." in text
 
 
 # In the package and the factory whatever is a name of these; the last is of a name that is put together.

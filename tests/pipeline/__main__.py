@@ -116,10 +116,13 @@ def main(arguments: argparse.Namespace) -> int:
         repository, earlier = folder / "repository", {}
         if arguments.again:
             shutil.copytree(arguments.again, folder, dirs_exist_ok=True, symlinks=True)
-            earlier = {each["job"]: each for each in json.loads(arguments.output.read_text("utf-8"))}
+            before = json.loads(arguments.output.read_text("utf-8"))
+            commit, earlier = before["commit"], {each["job"]: each for each in before["jobs"]}
             tag = subprocess.run(["git", "describe", "--tags"], cwd=repository, check=True, capture_output=True, text=True).stdout.strip()
         else:
             tag = prepare(repository, arguments.pythons)
+            head = ["git", "-C", str(matrix.REPOSITORY), "rev-parse", "--short=7", "HEAD"]
+            commit = subprocess.run(head, check=True, capture_output=True, text=True).stdout.strip()
         (folder / "bin").mkdir(exist_ok=True)
         (folder / "bin" / "gh").write_text(GH.format(python=sys.executable, folder=str(folder)))
         (folder / "bin" / "gh").chmod(0o755)
@@ -137,7 +140,7 @@ def main(arguments: argparse.Namespace) -> int:
         }
         chosen = [arguments.only] if arguments.only else list(runs)
         done = {name: machine.run(name, runs[name][0], ref=runs[name][1], inputs=runs[name][2]) for name in chosen}
-        runner.save(machine, arguments.output)
+        runner.save(machine, arguments.output, commit)
         if arguments.keep:
             shutil.copytree(folder, arguments.keep, symlinks=True, ignore=shutil.ignore_patterns("home", "jobs"))
     bad = [f"{workflow}/{job}" for workflow, jobs in done.items() for job, each in jobs.items() if each["result"] == "failure"]
@@ -150,7 +153,7 @@ if __name__ == "__main__":
         prog="python -m tests.pipeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("-o", "--output", type=Path, default=Path("pipeline.json"), help="where the report goes: jobs, steps, seconds (%(default)s)")
+    add("-o", "--output", type=Path, default=Path("pipeline.json"), help="the report: commit, date, jobs, steps, seconds (%(default)s)")
     add(
         "--pythons",
         type=Path,

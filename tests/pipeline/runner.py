@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -215,5 +216,6 @@ def _digest(*_patterns: str) -> str:
     return "digest"
 
 
-def save(machine: Machine, path: Path) -> None:
-    path.write_text(json.dumps(machine.report, indent=2) + "\n", "utf-8")
+def save(machine: Machine, path: Path, commit: str) -> None:
+    report = {"commit": commit, "date": datetime.now(timezone.utc).date().isoformat(), "jobs": machine.report}
+    path.write_text(json.dumps(report, indent=2) + "\n", "utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,9 @@ def test_matrices_outputs_conditions_and_calls(tmp_path: Path) -> None:
     done = started.run("caller", "workflow_dispatch", ref="refs/heads/main")
     assert done == {"call": {"result": "success", "outputs": {"said": "2 hello"}}}
     assert [each["job"] for each in started.report] == [f"caller / call / {name}" for name in ("first", "second", "second", "always")]
+    runner.save(started, tmp_path / "report.json", "0123456")
+    report = json.loads((tmp_path / "report.json").read_text("utf-8"))
+    assert (report["commit"], len(report["date"]), len(report["jobs"])) == ("0123456", len("2026-11-22"), 4)
 
 
 def test_a_failure_skips_what_waits_for_it(tmp_path: Path) -> None:
