@@ -1,4 +1,4 @@
-"""``python -m benchmarks.workflows`` draws the picture of docs/factory/releasing.md, from the workflows themselves."""
+"""``python -m benchmarks.workflows`` draws the picture of docs/factory/overview.md, from the workflows themselves."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..audit import Violation
 
 RUNNER = "MLX_CUDA_GPU_RUNNER"
-WHERE = "docs/factory/releasing.md, What an owner sets up once"
+WHERE = "docs/factory/releasing.md, Set up a repository"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,22 @@ def test_the_steps_of_compiling_are_those_of_the_plan() -> None:
     assembled = sum(len(each.targets.sass) for each in sources)
     text = " ".join((REPOSITORY / "docs" / "internals" / "design.md").read_text("utf-8").split())
     assert f"{compiled} runs of NVRTC and {assembled} of ptxas" in text
+
+
+def test_the_stages_have_the_times_of_the_rehearsal() -> None:
+    """The overview's seconds are those of the steps of docs/factory/pipeline.json that run its commands."""
+    report = json.loads((REPOSITORY / "docs" / "factory" / "pipeline.json").read_text("utf-8"))
+    steps = {step["step"]: step["seconds"] for job in report for step in job["steps"] if "--benchmark" not in step["step"]}
+    text = (REPOSITORY / "docs" / "factory" / "overview.md").read_text("utf-8")
+    told = dict(re.findall(r"^\| [\w ]+ \| `([\w ]+)`[^|]*\|[^|]*\| (\d+)[^|]*\| `", text, re.MULTILINE))
+    assert len(told) == 8
+    for command, seconds in told.items():
+        assert f"{max(took for step, took in steps.items() if f'python -m {command}' in step):.0f}" == seconds, command
+
+
+def test_variants_name_the_locked_uv() -> None:
+    (locked,) = re.findall(r"^uv==(\S+)", (REPOSITORY / "requirements" / "uv.txt").read_text("utf-8"), re.MULTILINE)
+    assert f"uv {locked}" in (REPOSITORY / "docs" / "factory" / "variants.md").read_text("utf-8")
 
 
 def test_a_night_takes_the_wheels_of_all_platforms() -> None:
