@@ -96,7 +96,7 @@ def test_metadata_is_the_same_each_time(tmp_path: Path) -> None:
     written = message_from_bytes(first)
     assert dict(each.split(", ") for each in written.get_all("Project-URL", [])) == {
         "Homepage": HERE,
-        "Documentation": f"{HERE}/tree/{REF}/docs",
+        "Documentation": f"{HERE}/blob/{REF}/docs/index.md",
         "Changelog": f"{HERE}/blob/{REF}/CHANGELOG.md",
         "Issues": f"{HERE}/issues",
         "Source": f"{HERE}/tree/{REF}",
