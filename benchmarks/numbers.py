@@ -96,6 +96,7 @@ def _soak() -> dict[str, str]:
         "soak-known": f"{answers['in company']:,}",
         "soak-ties": str(answers["in company, a tie"]),
         "soak-growth": f"{results['growth']['host']:.0f}",
+        "soak-failures": str(len(results["failures"]) or "none"),
     }
 
 
