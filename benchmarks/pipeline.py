@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def pipeline_table(report: Sequence[dict[str, Any]]) -> str:
-    """A row for each job: its time, its longest step, and the steps that ran differently."""
-    rows = [["job", "seconds", "longest step, seconds", "changed step"]]
+    """A row for each job: its time, and its longest step."""
+    rows = [["job", "seconds", "of that the longest step", "not as it stands"]]
     for job in report:
         longest = max(job["steps"], key=lambda step: step["seconds"], default={"seconds": 0, "step": "none"})
         notes = [f"`{step['step']}`: {step['note']}" for step in job["steps"] if step.get("note", "a stand-in") != "a stand-in"]
         said = job["job"] + (f": **{job['failed']} failed**" if job["failed"] else "")
         rows.append([said, f"{job['seconds']:.0f}", f"{longest['seconds']:.0f}: `{longest['step']}`", "; ".join(notes)])
-    rows.append(["total", f"{sum(job['seconds'] for job in report):.0f}", "", ""])
+    rows.append(["together", f"{sum(job['seconds'] for job in report):.0f}", "", ""])
     return markdown(rows)
