@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +77,8 @@ def test_the_steps_of_compiling_are_those_of_the_plan() -> None:
 
 def test_the_stages_have_the_times_of_the_rehearsal() -> None:
     """The overview's seconds are those of the steps of docs/factory/pipeline.json that run its commands."""
-    report = json.loads((REPOSITORY / "docs" / "factory" / "pipeline.json").read_text("utf-8"))
-    steps = {step["step"]: step["seconds"] for job in report["jobs"] for step in job["steps"] if "--benchmark" not in step["step"]}
+    report = (REPOSITORY / "docs" / "factory" / "pipeline.json").read_text("utf-8")
+    steps = {step: float(took) for step, took in re.findall(r'"step": "(.*)",\n +"seconds": ([\d.]+)', report) if "--benchmark" not in step}
     text = (REPOSITORY / "docs" / "factory" / "overview.md").read_text("utf-8")
     told = dict(re.findall(r"^\| [\w ]+ \| `([\w ]+)`[^|]*\|[^|]*\| (\d+)[^|]*\| `", text, re.MULTILINE))
     assert len(told) == 8
