@@ -1,11 +1,11 @@
-"""Documents that programs fill: docs/reference/attention.md, whose examples run, by the dispatch rules; others by committed results."""
+"""Documents: their examples run, and what programs fill them with is made of committed results, of rules and of parsers."""
 
 from __future__ import annotations
 
 import importlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import mlx_cuda
 import pytest
@@ -25,9 +25,6 @@ from benchmarks.result_file import read, write
 from benchmarks.serving_table import serving_tables
 from benchmarks.table import fill_blocks, models_table
 
-if TYPE_CHECKING:
-    from _pytest.mark import ParameterSet
-
 ROOT = Path(__file__).parents[2]
 DOCS, RESULTS = ROOT / "docs", ROOT / "benchmarks" / "results"
 DOCUMENT = DOCS / "reference/attention.md"
@@ -38,7 +35,6 @@ complete = pytest.mark.skipif(
 )
 
 
-LEFT = {"docs/results/models.md"}  # whose examples use what they do not define
 NEEDS_GPU = "# needs a GPU\n"
 
 
@@ -46,15 +42,11 @@ def examples(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
 
 
-def parameters() -> list[ParameterSet]:
-    """Of each page that has examples."""
-    pages = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))}
-    marks = {name: [pytest.mark.xfail(strict=False)] if name in LEFT else [] for name in pages}
-    return [pytest.param(path, marks=marks[name], id=name) for name, path in pages.items() if examples(path)]
+PAGES = [path for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if examples(path)]
 
 
 @complete
-@pytest.mark.parametrize("page", parameters())
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_examples_run(page: Path) -> None:
     """Each builds on those before it; what needs a GPU, a model or a network is compiled."""
     code = ["" if each.startswith(NEEDS_GPU) else each for each in examples(page)]
