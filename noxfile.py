@@ -143,6 +143,15 @@ def from_npm(session: nox.Session, name: str) -> Path | None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation site into build/docs, or into another folder: `nox -s docs -- FOLDER`. A warning is an error."""
+    install_group(session, "docs")
+    cache = Path(session.create_tmp(), "doctrees")
+    options = ["--fail-on-warning", "--keep-going", "--quiet", "--fresh-env", "--doctree-dir", str(cache)]
+    session.run("python", "-m", "sphinx", *options, "docs", *(session.posargs or ["build/docs"]))
+
+
+@nox.session
 def container(session: nox.Session) -> None:
     """Make the wheel with cibuildwheel in a container, and load it on an old and on the newest glibc. Arguments: `python -m ci container`.
 

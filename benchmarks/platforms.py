@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 
 DATA = Path(__file__).parents[1] / "docs" / "results" / "platforms.toml"
 MATRIX = Path(__file__).parents[1] / "ci" / "matrix" / "matrix.toml"
+GPUS = MATRIX.with_name("gpus.toml")
+SYSTEMS = {"linux-x86_64": "Linux x86_64", "linux-aarch64": "Linux aarch64", "win-amd64": "Windows x64"}
 
 
 def load(path: Path = DATA) -> dict[str, Any]:
@@ -24,9 +26,45 @@ def load(path: Path = DATA) -> dict[str, Any]:
 
 
 def platform_tables(data: Mapping[str, Any]) -> dict[str, str]:
-    """``stages`` of each platform, ``rows`` of the test matrix, device ``code`` that has run, ``runs`` on GPUs, ``times`` of builds."""
-    rows = _rows(data, load(MATRIX)["tests"])
-    return {"stages": _stages(data), "rows": rows, "code": _code(data), "runs": _runs(data), "times": _times(data)}
+    """``stages`` of each platform, ``rows`` of the test matrix, device ``code`` that has run, ``runs`` on GPUs, ``times`` of builds; of
+    docs/start/install.md the ``support`` of GPUs and platforms, and ``drivers``.
+    """
+    matrix = load(MATRIX)
+    return {
+        "stages": _stages(data),
+        "rows": _rows(data, matrix["tests"]),
+        "code": _code(data),
+        "runs": _runs(data),
+        "times": _times(data),
+        "support": _support(data, load(GPUS)["capability"]),
+        "drivers": _drivers(data, matrix["cuda"]),
+    }
+
+
+def _support(data: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> str:
+    """Each compute capability and platform: ``tested`` on such a GPU, ``built``, or ``not built``, as it was never linked."""
+    (linked,) = (stage for stage in data["stages"] if stage["what"] == "linked")
+    (on_gpu,) = (stage for stage in data["stages"] if stage["what"] == "tests on a GPU")
+    ran = {name for run in data["runs"] if run["what"] == "tests" for name in run["code"]}
+
+    def state(platform: str, code: Sequence[str]) -> str:
+        if linked[platform].startswith("never"):
+            return "not built"
+        if on_gpu[platform] == "never" or not ran & {f"sm_{name}" for name in code}:
+            return "built"
+        return f"tested on {on_gpu[platform]}"
+
+    rows = [["GPU", "compute capability", *SYSTEMS.values()]]
+    rows += [[each["gpus"], each["number"], *(state(platform, each["code"]) for platform in SYSTEMS)] for each in gpus]
+    rows += [["newer, such as Jetson Thor", "others from 8.0", *(state(platform, []) for platform in SYSTEMS)]]
+    return markdown([*rows, ["older", "below 7.5", *["unsupported"] * len(SYSTEMS)]])
+
+
+def _drivers(data: Mapping[str, Any], declared: Mapping[str, Mapping[str, Any]]) -> str:
+    """The oldest driver of each extra, and those that the tests ran with."""
+    tested = ", ".join(dict.fromkeys(_machine(data, run)["driver"] for run in data["runs"] if run["what"] == "tests"))
+    rows = [[f"`[{each['extra']}]`", str(each["major"]), each["driver"], tested] for each in declared.values()]
+    return markdown([["extra", "CUDA", "oldest driver", "tested with driver"], *rows])
 
 
 def _stages(data: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.workflows`` draws the picture of docs/factory/releasing.md, from the workflows themselves."""
+"""``python -m benchmarks.workflows`` draws the picture of docs/factory/overview.md, from the workflows themselves."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ WHEN = {
     "workflow_dispatch": "manual",
     "workflow_call": "called",
 }
-WIDTH, HEIGHT = 124, 40  # of a box
-STEP, ROW = 148, 52  # from one to the next
+WIDTH, HEIGHT = 134, 40  # of a box
+STEP, ROW = 156, 52  # from one to the next
 LEFT, TOP, GAP = 150, 14, 12  # of a lane, around its boxes, between lanes
 _STYLE = """
     text { font: 600 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; text-anchor: middle; fill: #1f2328 }
@@ -40,11 +40,11 @@ _STYLE = """
       .own { fill: #12361f; stroke: #3fb950 } .write { fill: #4a2a12; stroke: #f0883e }
     }
 """
-_COMMAND = re.compile(r"python -m (ci (?:release )?[a-z]+|nox -s [a-z]+|cibuildwheel)|(?<!.)(gh [a-z]+ [a-z]+|zizmor)")
+_COMMAND = re.compile(r"python -m (ci (?:release )?[a-z-]+|nox -s [a-z-]+|cibuildwheel)|(?<!.)(gh [a-z]+ [a-z]+|zizmor)")
 _LEGEND = (
     ("call", "calls another workflow"),
     ("own", "self-hosted runner"),
-    ("write", "may write or sign: runs next to nothing"),
+    ("write", "may write or sign"),
     ("", "no permission"),
 )
 
@@ -122,7 +122,7 @@ def _note(name: str, job: dict[str, Any]) -> str:
     commands = ["".join(said) for step in job["steps"] for said in _COMMAND.findall(step.get("run", ""))]
     actions = [step["uses"].partition("@")[0].rpartition("/")[2] for step in job["steps"] if "uses" in step]
     own = [said for said in commands if said.split()[-1] == name]
-    return str([*actions, *commands, *own][-1]) if actions else "fails where one did"
+    return str([*actions, *commands, *own][-1]) if actions else "fails if a job failed"
 
 
 def _before(job: str, needs: dict[str, set[str]]) -> set[str]:

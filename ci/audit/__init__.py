@@ -113,7 +113,7 @@ def _install_roots(wheel: Wheel) -> None:
     from ..toolkit import install
     from .policy import platform_of
 
-    roots = dict.fromkeys(root for cuda in load().cuda.values() for root in cuda.roots)
+    roots = dict.fromkeys(root for extra in load().extras for root in extra.roots)
     install(list(roots), platform_of(wheel, load()))
 
 

@@ -45,7 +45,7 @@ class Policy:
     libraries: Mapping[str, Any]  # and what it must say
     metadata: str  # the text of METADATA
     compiler: Compilers  # of the host code
-    nanobind: str  # the version that it is built with
+    nanobind: str  # the version that it is built with, "" for none
     platforms: tuple[str, ...]  # where it may have been built
     device: Mapping[str, Targets]  # what the fatbin of each source holds
     device_inputs: str  # the key of all that they are made from
@@ -85,7 +85,7 @@ def _device(arch: tuple[str, ...]) -> tuple[dict[str, Targets], str]:
 
 
 def _pinned(requirements: Sequence[str], name: str) -> str:
-    return next(each.removeprefix(f"{name}==") for each in requirements if each.startswith(f"{name}=="))
+    return next((each.removeprefix(f"{name}==") for each in requirements if each.startswith(f"{name}==")), "")
 
 
 def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = ()) -> Policy:
@@ -97,6 +97,7 @@ def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = (
     if unknown := sorted(set(cuda) - set(matrix.cuda)):
         raise EnvironmentProblem(f"unknown CUDA version {', '.join(unknown)}", cure=f"use {' or '.join(matrix.cuda)}")
     chosen = [each for version, each in matrix.cuda.items() if not cuda or version in cuda]
+    built = [each for each in (*chosen, matrix.cpu) if each.module]
     pyproject = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
     project = pyproject["project"]
     return Policy(
@@ -107,9 +108,9 @@ def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = (
         ),
         size_budget_mib=matrix.size_budget_mib,
         platform=platform_of(wheel, matrix),
-        driver=matrix.driver[wheel.system],
+        driver=matrix.driver.get(wheel.system, ""),
         abis=tuple(build.abi for build in matrix.builds),
-        modules=tuple(Module(f"{matrix.module}/{each.module}", each.extra, each.libraries, each.roots) for each in chosen),
+        modules=tuple(Module(f"{matrix.module}/{each.module}", each.extra, each.libraries, each.roots) for each in built),
         # delvewheel's copies of Microsoft's C++ run-time, named after what it copied: no Linux wheel needs a copy of anything.
         bundled=f"{matrix.module}.libs/msvcp140*-{32 * '[0-9a-f]'}.dll" if wheel.system == "windows" else "",
         libraries_file=f"{matrix.module}/_libraries.json",

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ci.build.cmake", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="the CMake file to write")
     parser.add_argument("--platform", default="host", help="platform of the roots to build against (default: this machine's)")
-    parser.add_argument("--cuda", nargs="+", required=True, metavar="VERSION", help=" or ".join(matrix.load().cuda))
+    parser.add_argument("--cuda", nargs="*", default=[], metavar="VERSION", help=" or ".join(matrix.load().cuda))
     args = parser.parse_args(argv)
 
     def write() -> int:

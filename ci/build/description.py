@@ -58,7 +58,7 @@ def dynamic_metadata(_settings: Mapping[str, Any], project: Mapping[str, Any]) -
         "readme": {"content-type": "text/markdown", "text": readme},
         "urls": {
             "Homepage": repository,
-            "Documentation": f"{repository}/tree/{ref}/docs",
+            "Documentation": f"{repository}/blob/{ref}/docs/index.md",
             "Changelog": f"{repository}/blob/{ref}/CHANGELOG.md",
             "Issues": f"{repository}/issues",
             "Source": f"{repository}/tree/{ref}",

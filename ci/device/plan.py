@@ -64,6 +64,8 @@ def sources(requested: Sequence[str], folder: Path | None = None) -> list[Source
     device = matrix.load().device
     if list(requested) == ["native"]:
         requested = [name for capability in gpu.capabilities() for name in device.native(capability)]
+    if not device.root:
+        return []
     tools = roots.lock_text(roots.find(device.root))
     root = (folder or SRC).resolve()
     found: list[Source] = []

@@ -33,7 +33,7 @@ Available = Callable[[str], Mapping[Version, set[str]]]  # a package to its vers
 
 MATRIX = Path("ci/matrix/matrix.toml")
 TOOLKITS = Path("ci/toolkit/locks/toolkits.toml")
-LIBRARIES = Path("python/mlx_cuda/_libraries.json")
+LIBRARIES = package_table.PATH.relative_to(matrix.REPOSITORY)
 NEWEST, KEPT = "newest", "kept"
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "Compilers",
     "Cuda",
     "Device",
+    "Extra",
     "Library",
     "Matrix",
     "Platform",
@@ -38,9 +39,9 @@ __all__ = [
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def _cuda(version: str, table: dict[str, Any]) -> Cuda:
+def _extra(table: dict[str, Any]) -> dict[str, Any]:
     read = {"libraries": Library, "preload": Preload}
-    return Cuda(version=version, **table | {name: tuple(kind(**each) for each in table[name]) for name, kind in read.items()})
+    return table | {name: tuple(kind(**each) for each in table[name]) for name, kind in read.items() if name in table}
 
 
 def _device(table: dict[str, Any]) -> Device:
@@ -73,11 +74,11 @@ def parse(text: str) -> Matrix:
         builds=tuple(Build(**table) for table in data["builds"]),
         platforms={name: Platform(name, **table) for name, table in data["platforms"].items()},
         compilers={system: Compilers(**table) for system, table in data["compilers"].items()},
-        device=_device(data["device"]),
-        cuda={version: _cuda(version, table) for version, table in data["cuda"].items()},
-        cpu=Extra(**data["cpu"]),
-        driver=data["driver"],
-        gpus=data["gpus"],
+        device=_device(data["device"]) if "device" in data else Device(),
+        cuda={version: Cuda(version=version, **_extra(table)) for version, table in data.get("cuda", {}).items()},
+        cpu=Extra(**_extra(data["cpu"])),
+        driver=data.get("driver", {}),
+        gpus=data.get("gpus", {}),
         tests=tuple(row for table in data["tests"] for row in _rows(**table)),
         changes=tuple(Change(**table) for table in data["changes"]),
     )

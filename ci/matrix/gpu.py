@@ -28,7 +28,7 @@ def extra() -> str:
     """Return the extra of the wheel that fits this machine: of the newest CUDA major that its driver runs, or ``cpu``."""
     try:
         driver = _driver("")
-    except CiError:
+    except (CiError, KeyError):  # no driver here, or none declared
         return load().cpu.extra
     version = ctypes.c_int()
     driver.cuDriverGetVersion(ctypes.byref(version))

@@ -53,26 +53,26 @@ class Preload:
     files: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Extra:
-    """An extra of the wheel, by its name, and what it requires."""
+    """An extra of the wheel and what it requires; its native module, if it has one, and what that may need at run time."""
 
     extra: str
     requires: tuple[str, ...]
+    module: str = ""
+    roots: tuple[str, ...] = ()
+    libraries: tuple[Library, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cuda(Extra):
-    """One CUDA version: the native module built with it and what that module may need at run time."""
+    """One CUDA version, and the native module built with it."""
 
     version: str
     major: int
-    module: str
-    roots: tuple[str, ...]
     driver: str
     driver_cuda: str
     preload: tuple[Preload, ...]
-    libraries: tuple[Library, ...]
 
     def rpath(self) -> tuple[str, ...]:
         """The RPATH entries of the native module (which lies in ``site-packages/mlx_cuda``), in the data file's order."""
@@ -138,7 +138,7 @@ class Matrix:
     name: str
     module: str
     repository: str
-    mlx: str
+    mlx: str  # "" where the project is not built for a version of MLX
     builds: tuple[Build, ...]
     size_budget_mib: int
     inherited: tuple[str, ...]  # versions on the index that are a former owner's

@@ -1,4 +1,4 @@
-"""``python -m ci.matrix.package_table``: write the package's copy of the matrix, ``python/mlx_cuda/_libraries.json``.
+"""``python -m ci.matrix.package_table``: write the package's copy of the matrix, ``_libraries.json``.
 
 The installed package needs to know at run time which libraries its native modules link, where they lie and which package supplies
 them. ``ci/matrix/matrix.toml`` is the one place that says so; the wheel carries this extract of it.
@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from . import REPOSITORY, Cuda, Library, Matrix, capability, load
 
-PATH = REPOSITORY / "python" / "mlx_cuda" / "_libraries.json"
+PATH = REPOSITORY / "python" / load().module / "_libraries.json"
 
 _BOUNDS = {">=": "minimum", "<": "below", "==": "exactly"}
 

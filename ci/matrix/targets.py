@@ -44,11 +44,11 @@ class Targets:
 
 @dataclass(frozen=True)
 class Device:
-    """The device code: the root of its compilers, and what sources are compiled for."""
+    """The device code: the root of its compilers, "" where the project has none, and what sources are compiled for."""
 
-    root: str
-    default: Targets
-    special: tuple[tuple[str, Targets], ...]  # by patterns of sources' names
+    root: str = ""
+    default: Targets = Targets((), ())
+    special: tuple[tuple[str, Targets], ...] = ()  # by patterns of sources' names
 
     def declared(self, source: str) -> Targets:
         return next((targets for pattern, targets in self.special if fnmatchcase(source, pattern)), self.default)

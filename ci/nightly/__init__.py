@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("dist", metavar="DIST", type=Path, help="the folder with the wheels of this night, of all platforms or some")
     add("-o", "--output", metavar="FOLDER", type=Path, required=True, help="the folder for the site, which this makes")
+    add("--docs", metavar="FOLDER", type=Path, help="the documentation, as `nox -s docs` builds it: goes into the site's folder docs")
     url = os.environ.get("MLX_CUDA_NIGHTLY") or pages()
     add(
         "--url",
@@ -65,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     output: Path = args.output
     if args.keep < 1:
         raise EnvironmentProblem(f"--keep {args.keep} leaves nothing", cure="give 1 or more")
+    if args.docs and not (args.docs / "index.html").is_file():
+        raise EnvironmentProblem(f"there is no index.html in {args.docs}", cure="build the documentation: nox -s docs")
     if output.exists():
         raise EnvironmentProblem(f"{output} is there already", cure="remove it, or give another folder")
     try:
@@ -77,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
             if args.history == "keep":
                 room = (LIMIT_MIB << 20) - sum(each.size for each in files)
                 files += previous.nights(args.url, wheels, before=files[0].version, most=args.keep - 1, room=room)
-            site.write(made, files, args.url)
+            site.write(made, files, args.url, args.docs)
             made.rename(output)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {output}: {error.strerror or error}", cure="free space, or give another folder") from error

@@ -7,6 +7,7 @@ by name.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ def wheels(site: Path) -> Path:
     return site / "simple" / load().name
 
 
-def write(site: Path, files: Sequence[Nightly], url: str) -> None:
+def write(site: Path, files: Sequence[Nightly], url: str, docs: Path | None) -> None:
     """Write everything but the wheels."""
+    if docs:
+        shutil.copytree(docs, site / "docs")
     files = sorted(files, key=lambda each: (each.version, each.name), reverse=True)
     folder = wheels(site)
     for each in files:
@@ -32,7 +35,7 @@ def write(site: Path, files: Sequence[Nightly], url: str) -> None:
         folder.parent / "index.html": "root.html",
         folder / "index.html": "simple.html",
     }.items():
-        path.write_text(_render(template, files=files, project=load(), url=url.rstrip("/")), "utf-8", newline="\n")
+        path.write_text(_render(template, files=files, project=load(), url=url.rstrip("/"), docs=docs), "utf-8", newline="\n")
 
 
 def _json(files: Sequence[Nightly]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ..matrix import load
 from .standing import finding
 
 RUNNER = "MLX_CUDA_GPU_RUNNER"
-WHERE = "docs/factory/releasing.md, What an owner sets up once"
+WHERE = "docs/factory/releasing.md, Set up a repository"
 
 
 @dataclass(frozen=True)

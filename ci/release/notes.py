@@ -29,7 +29,7 @@ def write(dist: Dist, output: Path) -> list[Path]:
         texts[f"files/{path.stem}.cdx.json"] = wheel.members[wheel.sbom]
     rows = "".join(f"| {entry.platform} | {entry.build} | {entry.size / 2**20:.2f} | `{entry.sha256}` |\n" for entry in dist.entries)
     texts["notes.md"] = (
-        f"{news}\n\nFor MLX {load().mlx}. Check downloads with `sha256sum -c --ignore-missing SHA256SUMS`.\n\n"
+        f"{news}\n\n{f'For MLX {load().mlx}. ' if load().mlx else ''}Check downloads with `sha256sum -c --ignore-missing SHA256SUMS`.\n\n"
         f"| platform | build | MiB | sha256 |\n|---|---|---:|---|\n{rows}"
     ).encode()
     for name, data in sorted(texts.items(), reverse=True):  # notes.md first

@@ -195,8 +195,8 @@ class _Job:
 
     def _works(self, fresh: Fresh, tool: Tool, extra: str) -> Verified:
         report = fresh.doctor()
-        if report["mlx_cuda"] != str(self.version):
-            raise CheckFailed(f"[{extra}] from {tool} is {report['mlx_cuda']}, expected {self.version}")
+        if report[load().module] != str(self.version):
+            raise CheckFailed(f"[{extra}] from {tool} is {report[load().module]}, expected {self.version}")
         failed = {check["name"]: check["summary"] for check in report["checks"] if check["status"] == "fail"}
         without_gpu = _large(extra) and bool(failed) and failed.keys() <= _HARDWARE
         if failed and not without_gpu:

@@ -15,13 +15,15 @@ from ..files import tomllib, whole
 from ..matrix import load
 
 PROJECT = Path("pyproject.toml")
-PACKAGE = Path("python/mlx_cuda/_version.py")
+PACKAGE = Path("python", load().module, "_version.py")
 
 
 def unfit(version: Version) -> Iterator[str]:
     """Why this is no version of ours: `<mlx>.<n>`, as a candidate or a development version too."""
     if version.local:
         yield f"{version} is a local version, which no index takes"
+    if not load().mlx:
+        return
     mlx = Version(load().mlx)
     *base, number = version.release
     if version.epoch or version.post != mlx.post or tuple(base) != mlx.release or not number:

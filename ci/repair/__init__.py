@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from .. import process
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import whole
-from ..matrix import Cuda, Matrix, Platform, load
+from ..matrix import Cuda, Extra, Matrix, Platform, load
 from . import sbom
 from .sbom.archive import source_date_epoch
 
@@ -65,39 +65,42 @@ def prove_excludes(wheel: Wheel, matrix: Matrix) -> tuple[str, ...]:
     from ..audit.policy import platform_of
 
     platform = platform_of(wheel, matrix)
-    built = [(cuda, needed) for cuda in matrix.cuda.values() if (needed := _needs(wheel, f"{matrix.module}/{cuda.module}."))]
+    built = [(extra, needed) for extra in matrix.extras if (needed := _needs(wheel, f"{matrix.module}/{extra.module}.")) is not None]
     if not built:
-        raise CheckFailed(f"{wheel.path.name} holds no native module, expected {' or '.join(cuda.module for cuda in matrix.cuda.values())}")
-    unmatched = [problem for cuda, needed in built for problem in _unmatched(cuda, needed, wheel, platform)]
-    driver = matrix.driver[platform.system]
-    if not any(wheel.key(driver) in needed for _, needed in built):
-        unmatched.append(f"driver: {driver} is needed by no native module")
+        names = " or ".join(extra.module for extra in matrix.extras if extra.module)
+        raise CheckFailed(f"{wheel.path.name} holds no native module, expected {names}")
+    unmatched = [problem for extra, needed in built for problem in _unmatched(extra, needed, wheel, platform)]
+    drivers = [matrix.driver[platform.system]] if matrix.driver else []
+    linked = {name for _, needed in built for name in needed}
+    unmatched += [f"driver: {driver} is needed by no native module" for driver in drivers if wheel.key(driver) not in linked]
     if unmatched:
         raise CheckFailed("excludes of ci/matrix/matrix.toml that match nothing:\n  " + "\n  ".join(unmatched))
-    return (*dict.fromkeys(library.files[platform.system] for cuda, _ in built for library in cuda.libraries), driver)
+    return (*dict.fromkeys(library.files[platform.system] for extra, _ in built for library in extra.libraries), *drivers)
 
 
-def _needs(wheel: Wheel, stem: str) -> set[str]:
-    """What the native module of this name needs."""
-    return {wheel.key(name) for member, binary in wheel.binaries.items() if member.startswith(stem) for name in binary.needed}
+def _needs(wheel: Wheel, stem: str) -> set[str] | None:
+    """What the native module of this name needs; None where the wheel has no such module."""
+    modules = [binary for member, binary in wheel.binaries.items() if member.startswith(stem)]
+    return {wheel.key(name) for binary in modules for name in binary.needed} if modules else None
 
 
-def _unmatched(cuda: Cuda, needed: set[str], wheel: Wheel, platform: Platform) -> Iterator[str]:
-    sites = _sites(cuda, platform)
-    for library in cuda.libraries:
+def _unmatched(extra: Extra, needed: set[str], wheel: Wheel, platform: Platform) -> Iterator[str]:
+    sites = _sites(extra, platform)
+    of = f"CUDA {extra.version}" if isinstance(extra, Cuda) else f"[{extra.extra}]"
+    for library in extra.libraries:
         file, path = library.files[platform.system], f"{library.directories[platform.system]}/{library.files[platform.system]}"
         if library.needed and wheel.key(file) not in needed:
-            yield f"CUDA {cuda.version}: {file} is declared as needed, but {cuda.module} does not need it"
+            yield f"{of}: {file} is declared as needed, but {extra.module} does not need it"
         elif not library.needed and sites and not any((site / path).is_file() for site in sites):
-            yield f"CUDA {cuda.version}: {path} is declared, but no locked wheel of {', '.join(cuda.roots)} installs it"
+            yield f"{of}: {path} is declared, but no locked wheel of {', '.join(extra.roots)} installs it"
 
 
-def _sites(cuda: Cuda, platform: Platform) -> list[Path]:
-    """The site-packages of all roots of a CUDA version, or none unless all of them are installed."""
+def _sites(extra: Extra, platform: Platform) -> list[Path]:
+    """The site-packages of all roots of an extra, or none unless all of them are installed."""
     from ..audit.providers import site
 
     try:
-        return [site(root, platform) for root in cuda.roots]
+        return [site(root, platform) for root in extra.roots]
     except EnvironmentProblem:
         return []
 

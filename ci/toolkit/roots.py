@@ -103,9 +103,10 @@ def needed(versions: Iterable[str], platform: matrix.Platform, *, compilers: boo
 
     The compilers of device code run on this machine, and what they make is for all; a build that is given finished code needs none.
     """
-    found = {root: platform for version in versions for root in matrix.load().cuda[version].roots}
-    if compilers and not os.environ.get(PREBUILT):
-        found[matrix.load().device.root] = matrix.host_platform()
+    extras = [*(matrix.load().cuda[version] for version in versions), matrix.load().cpu]
+    found = {root: platform for extra in extras for root in extra.roots}
+    if compilers and (root := matrix.load().device.root) and not os.environ.get(PREBUILT):
+        found[root] = matrix.host_platform()
     return found
 
 

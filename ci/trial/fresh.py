@@ -17,6 +17,7 @@ from typing import Any
 
 from .. import process
 from ..errors import CheckFailed, EnvironmentProblem
+from ..matrix import load
 from ..toolkit import uv
 from . import variables
 
@@ -85,8 +86,8 @@ class Fresh:
         return process.run([self.python, *arguments], cwd=cwd or self.folder, env=environment, show=show)
 
     def doctor(self) -> dict[str, Any]:
-        """What ``python -m mlx_cuda doctor`` finds: ``mlx_cuda`` (version), ``ok``, ``checks`` (name, status, summary, cure)."""
-        done = self.run("-m", "mlx_cuda", "doctor", "--json")
+        """What the package's ``doctor --json`` finds: its version under its name, ``ok``, ``checks`` (name, status, summary, cure)."""
+        done = self.run("-m", load().module, "doctor", "--json")
         try:
             report: dict[str, Any] = json.loads(done.stdout)
         except ValueError:

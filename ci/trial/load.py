@@ -45,7 +45,7 @@ def prepare(wheel: Wheel, folder: Path) -> None:
     if wheel.system != "linux":
         raise EnvironmentProblem(f"{wheel.path.name} is for Windows", cure="give a Linux wheel; Windows wheels are tested with `ci try`")
     wheel.readable()
-    outside = {library.files["linux"] for cuda in matrix().cuda.values() for library in cuda.libraries} | {matrix().driver["linux"]}
+    outside = {library.files["linux"] for extra in matrix().extras for library in extra.libraries} | {matrix().driver.get("linux", "")}
     modules = {name: binary for name, binary in wheel.binaries.items() if PurePosixPath(name).parent.name == matrix().module}
     if not modules:
         raise CheckFailed(f"{wheel.path.name} holds no native module")

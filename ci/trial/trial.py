@@ -36,7 +36,7 @@ from .fresh import Fresh
 
 REQUIREMENTS = Path("requirements", "package-tests.txt")
 _TAGS = "from packaging.tags import sys_tags; print(*sys_tags(), sep='\\n')"
-_ORIGIN = "import json, mlx_cuda; print(json.dumps([mlx_cuda.__version__, mlx_cuda.__file__]))"
+_ORIGIN = f"import json, {load().module} as package; print(json.dumps([package.__version__, package.__file__]))"
 _NAMED = 5  # failed tests that the verdict names; pytest has shown them all
 
 
@@ -158,9 +158,9 @@ class Trial:
             raise CheckFailed(f"it cannot be imported:\n{done.stderr.strip()}")
         version, file = json.loads(done.stdout.splitlines()[-1])
         if not Path(file).resolve().is_relative_to(fresh.folder.resolve()):
-            raise CheckFailed(f"mlx_cuda is imported from {file}, expected it in {fresh.folder}")
+            raise CheckFailed(f"{load().module} is imported from {file}, expected it in {fresh.folder}")
         if version != outcome.wheel.split("-")[1]:
-            raise CheckFailed(f"mlx_cuda.__version__ is {version}, expected that of {outcome.wheel}")
+            raise CheckFailed(f"{load().module}.__version__ is {version}, expected that of {outcome.wheel}")
 
     def _measure(self, fresh: Fresh, outcome: Outcome, output: Path) -> None:
         stage("benchmark")

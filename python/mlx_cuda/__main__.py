@@ -13,8 +13,8 @@ from ._tuning import command as tune
 from ._version import __version__
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit code."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(prog="python -m mlx_cuda", description="CUDA kernels for MLX.")
     parser.add_argument("--version", action="version", version=f"mlx-cuda {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -23,7 +23,12 @@ def main(argv: list[str] | None = None) -> int:
     _explain_command.add_to(subparsers)
     tune.add_to(subparsers)
     _run.add_to(subparsers)
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    args = make_parser().parse_args(argv)
     return int(args.run(args))
 
 

@@ -68,8 +68,9 @@ def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = N
         stream: Stream or device to run on.
 
     Returns:
-        The sum, the same to the bit everywhere: in float32, rounded once. What is no float16, bfloat16 or float32, no multiple of 16 bytes,
-        or over 256 KiB divided by the number of other processes (but between two GPUs of Hopper's), is MLX's; :func:`explain` says which.
+        The sum, bit-identical in all processes. It is added in float32 and rounded once. MLX computes what is no float16, bfloat16 or
+        float32, no multiple of 16 bytes, or, except between two Hopper GPUs, over 256 KiB divided by the number of other processes;
+        :func:`explain` says which.
 
     Like MLX's it is collective: all processes, of the same installation, make the same calls in the same order on the same streams. The
     first one of a group on a stream, of which two have memory for it, waits for all of them at once, not only when it is evaluated, as they

@@ -51,11 +51,11 @@ def explain(*arguments: Any, **options: Any) -> Choice:
         **options: Its keyword arguments.
 
     Returns:
-        ``engine`` names it and ``reason`` the rule: what speaks for the engine, or against those that come before it. Engines of attention:
-        ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of products: ``"small_m"`` (our kernels
-        for few rows), ``"gemv"`` (MLX's kernel for one row, where that takes the layouts, else ours), ``"dequantize"`` (tiles of the
-        weights, for a dense product), ``"grouped"`` (our kernel for experts), ``"cublaslt"``. Of :func:`swiglu`, :func:`quantize_fp8` and
-        :func:`paged_cache_update`: ``"fused"`` (our kernel).
+        ``engine`` names it and ``reason`` the rule for it, or against the engines that come before it.
+        Engines of attention: ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of GEMMs:
+        ``"small_m"`` (our kernels for small M), ``"gemv"`` (MLX's kernel for one row, where that takes the layouts, else ours),
+        ``"dequantize"`` (tiles of the weights, for a dense GEMM), ``"grouped"`` (our MoE kernel), ``"cublaslt"``.
+        Of :func:`swiglu`, :func:`quantize_fp8` and :func:`paged_cache_update`: ``"fused"`` (our kernel).
         Of linear attention: ``"recurrent"`` (our kernels that go from token to token) and ``"chunked"`` (those for prompts); of the
         convolution before it ``"direct"``. Of sums over GPUs: ``"peers"`` (our kernel, where they reach each other's memory). Of all:
         ``"mlx"`` (MLX's own function) and ``"fallback"`` (MLX's operations). Of decoding steps: ``"replay"`` (recorded, ``kernel``

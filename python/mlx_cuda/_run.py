@@ -18,17 +18,17 @@ def add_to(subparsers: Any) -> None:
         help="run a module or a script with patch() on",
         usage="python -m mlx_cuda run [-h] [--kv-bits N] [--batch-invariant] (-m MODULE | SCRIPT) [ARGUMENT ...]",
         description="Run a Python module or script as the interpreter would, with mlx_cuda.patch() called before.",
-        epilog="example: python -m mlx_cuda run -m mlx_lm server --model NAME. Exit codes: the program's own; 2 usage.",
+        epilog="Example: python -m mlx_cuda run -m mlx_lm server --model NAME. Exit codes: the program's own; 2 usage.",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="the first word is a module's name")
-    parser.add_argument("--kv-bits", type=int, choices=(4, 8), help="of keys and values of batches that decode (default: as the model's)")
+    parser.add_argument("--kv-bits", type=int, choices=(4, 8), help="quantize the KV cache of batches (default: no)")
     parser.add_argument(
         "--batch-invariant",
         action="store_const",
         const=True,
-        help="answers to the bit as they are alone, or an error (docs/guides/batch-invariance.md)",
+        help="make results independent of the batch, or raise an error (docs/guides/batch-invariance.md)",
     )
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="MODULE or SCRIPT and its arguments")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="MODULE or SCRIPT and its arguments", help="what to run")
     parser.set_defaults(run=lambda args: run(parser, args))
 
 

@@ -71,9 +71,9 @@ class SwitchLinear(_Experts):
     """A linear layer for each of several experts, with the parameters of mlx-lm's: ``weight`` ``[E, N, K]`` and ``bias`` ``[E, N]``.
 
     Args:
-        input_dims: K.
-        output_dims: N.
-        num_experts: E.
+        input_dims: Columns of each weight, K.
+        output_dims: Rows of each weight, N.
+        num_experts: Number of experts, E.
         bias: Whether there is one.
     """
 
@@ -103,9 +103,9 @@ class QuantizedSwitchLinear(_Experts):
     """:class:`SwitchLinear` with quantised weights, likewise with the parameters of mlx-lm's.
 
     Args:
-        input_dims: K.
-        output_dims: N.
-        num_experts: E.
+        input_dims: Columns of each weight, K.
+        output_dims: Rows of each weight, N.
+        num_experts: Number of experts, E.
         bias: Whether there is one.
         group_size: Numbers that share a scale; default that of the mode.
         bits: Bits of a number; default that of the mode.

@@ -1,7 +1,8 @@
-"""Documents that programs fill: docs/attention.md, whose examples run, by the dispatch rules; others by committed results."""
+"""Documents: their examples run, and what programs fill them with is made of committed results, of rules and of parsers."""
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import get_args
 import mlx_cuda
 import pytest
 from mlx_cuda._attention import rules
+from mlx_cuda._common.choice import EngineName, MatmulEngine
+from mlx_cuda._common.limits import HOPPERS, KINDS, PLAIN, as_json
 
-from benchmarks import table
+from benchmarks import commands, table
 from benchmarks.__main__ import main
 from benchmarks.decoding import decoding_tables
 from benchmarks.models import SHAPES
@@ -30,12 +33,27 @@ complete = pytest.mark.skipif(
 )
 
 
+NEEDS_GPU = "# needs a GPU\n"
+
+
+def examples(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+
+
+PAGES = [path for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if examples(path)]
+
+
 @complete
-def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
-    assert len(blocks) > 8
-    exec(compile("\n".join(blocks), str(DOCUMENT), "exec"), {})  # noqa: S102  (ours, and each of them builds on those before)
-    assert "engine=" in capsys.readouterr().out
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_examples_run(page: Path) -> None:
+    """Each builds on those before it; what needs a GPU, a model or a network is compiled."""
+    code = ["" if each.startswith(NEEDS_GPU) else each for each in examples(page)]
+    for each in examples(page):
+        compile(each, str(page), "exec")
+    try:
+        exec(compile("\n".join(code), str(page), "exec"), {})  # noqa: S102  (ours)
+    finally:
+        mlx_cuda.unpatch()
 
 
 def committed(folder: str) -> list[str]:
@@ -132,3 +150,40 @@ def test_no_committed_case_is_slower_than_mlx(gpu: str) -> None:
     counted = [int(count) for text in documents for count in re.findall(r"(?:Of|none of) (\d+)(?: benchmark)? cases", text)]
     assert comparable in counted
     assert len(cases) not in counted
+
+
+def test_the_command_line_is_that_of_the_parsers() -> None:
+    text = commands.DOCUMENT.read_text("utf-8")
+    assert fill_blocks(text, dict.fromkeys(commands.blocks(), "old")) != text
+    assert fill_blocks(text, commands.blocks()) == text, "run: python -m benchmarks.commands"
+
+
+def rows(section: str, page: str = "reference/engines.md") -> list[list[str]]:
+    """The rows of a section's table, without their header."""
+    text = (DOCS / page).read_text("utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    return [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_engines_are_those_of_the_code() -> None:
+    engines = [name for group in get_args(EngineName) for name in (get_args(group) or [group])]
+    listed = [name for name, *_ in rows("Engines")]
+    assert (set(listed), len(listed)) == (set(engines), len(set(engines)))
+    matmul = (DOCS / "reference" / "matmul.md").read_text("utf-8")
+    for name in (*get_args(MatmulEngine), *("quantized_matmul", "gather_mm", "gather_qmm", "grouped_matmul", "fp8_matmul")):
+        assert f"`{name}" in matmul
+
+
+def test_the_thresholds_are_those_of_the_code() -> None:
+    sides = [as_json(each) for each in (PLAIN, HOPPERS)]
+    products = [next(iter(side["products"].values())) for side in sides]
+    assert all([*side["products"].values()] == [first] * len(KINDS) for side, first in zip(sides, products, strict=True))
+    groups = {"products": products, "attention": [side["attention"] for side in sides]}
+    expected = [[f"{group}.{name}", *(str(side[name]) for side in both)] for group, both in groups.items() for name in both[0]]
+    assert [row[:3] for row in rows("Dispatch thresholds")] == expected
+
+
+@pytest.mark.parametrize(("name", "value"), [row[:2] for row in rows("Fixed limits")])
+def test_the_fixed_limits_are_those_of_the_code(name: str, value: str) -> None:
+    module, _, constant = name.rpartition(".")
+    assert str(getattr(importlib.import_module(f"mlx_cuda.{module}"), constant)) == value

@@ -12,12 +12,22 @@ import pytest
 from benchmarks.__main__ import RESULTS, main
 from benchmarks.platforms import load, platform_tables
 from benchmarks.result_file import read
+from benchmarks.table import fill_blocks
 from ci import matrix
 from ci.matrix import Row
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "platforms.md"
+INSTALL = DOCUMENT.parents[1] / "start" / "install.md"
 DATA = load()
 APART = ("linear-attention", "quantized-cache")  # pages with cases and models of their own
+
+
+def test_the_page_on_installing_is_made_from_the_data() -> None:
+    text, tables = INSTALL.read_text("utf-8"), platform_tables(DATA)
+    assert all(f"<!-- results: {name} -->" in text for name in ("support", "drivers"))
+    assert fill_blocks(text, tables) == text, "run: python -m benchmarks platforms --update docs/start/install.md"
+    without = [run for run in DATA["runs"] if run["what"] != "tests"]
+    assert ("tested" in tables["support"], "tested" in platform_tables(DATA | {"runs": without})["support"]) == (True, False)
 
 
 def test_the_tables_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:

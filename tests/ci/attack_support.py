@@ -422,7 +422,7 @@ def packed(entries: Iterable[tuple[zipfile.ZipInfo, bytes]]) -> bytes:
 
 def table() -> Iterator[str]:
     """The lines of docs/factory/audit.md."""
-    yield "| what is done to a good wheel | what the audit says |"
+    yield "| change of a good wheel | found by |"
     yield "|---|---|"
     for found, faults in groupby(FAULTS, key=lambda fault: fault.found):
         checks = f"refused: … {found}" if " " in found.replace(", ", "") else ", ".join(f"`{each}`" for each in found.split(", "))

@@ -1,16 +1,18 @@
-"""What documents say of the sources: the symbols of CONTRIBUTING's table, the checks of the doctor, the steps of compiling."""
+"""What documents say of the sources: symbols, checks, steps, environment variables, messages, and the fields of the matrix."""
 
 from __future__ import annotations
 
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import architecture, platforms
 from ci.device import plan
 from ci.errors import CheckFailed
+from ci.files import tomllib
 from ci.matrix import REPOSITORY, load
 
 CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text("utf-8")
@@ -70,6 +72,22 @@ def test_the_steps_of_compiling_are_those_of_the_plan() -> None:
     assert f"{compiled} runs of NVRTC and {assembled} of ptxas" in text
 
 
+def test_the_stages_have_the_times_of_the_rehearsal() -> None:
+    """The overview's seconds are those of the steps of docs/factory/pipeline.json that run its commands."""
+    report = (REPOSITORY / "docs" / "factory" / "pipeline.json").read_text("utf-8")
+    steps = {step: float(took) for step, took in re.findall(r'"step": "(.*)",\n +"seconds": ([\d.]+)', report) if "--benchmark" not in step}
+    text = (REPOSITORY / "docs" / "factory" / "overview.md").read_text("utf-8")
+    told = dict(re.findall(r"^\| [\w ]+ \| `([\w ]+)`[^|]*\|[^|]*\| (\d+)[^|]*\| `", text, re.MULTILINE))
+    assert len(told) == 8
+    for command, seconds in told.items():
+        assert f"{max(took for step, took in steps.items() if f'python -m {command}' in step):.0f}" == seconds, command
+
+
+def test_variants_name_the_locked_uv() -> None:
+    (locked,) = re.findall(r"^uv==(\S+)", (REPOSITORY / "requirements" / "uv.txt").read_text("utf-8"), re.MULTILINE)
+    assert f"uv {locked}" in (REPOSITORY / "docs" / "factory" / "variants.md").read_text("utf-8")
+
+
 def test_a_night_takes_the_wheels_of_all_platforms() -> None:
     matrix = load()
     size = platforms.load()["wheel"]["mib"]
@@ -77,3 +95,72 @@ def test_a_night_takes_the_wheels_of_all_platforms() -> None:
     count = len(matrix.platforms) * len(matrix.builds)
     assert count == 6
     assert f"six wheels of about {size} MiB, {count * size:.0f} MiB." in text
+
+
+# In the package and the factory whatever is a name of these; the last is of a name that is put together.
+NAMED = r"[\"'](?:CIBW|CMAKE_BUILD|CUDA|GH|GITHUB|LD|MLX|SOURCE_DATE)_[A-Z0-9_]+[\"']|f\"MLX_CUDA_[A-Z]+_(?=\{)"
+READ = r"environ(?:\.get\(|\[)\"MLX_CUDA_\w+|^VARIABLE = \"MLX_CUDA_\w+"
+NO_VARIABLES = {"MLX_ROOT"}  # but CMake's
+
+
+def variables() -> set[str]:
+    """The environment variables that the package, its native modules, the factory, the tests and the benchmarks read."""
+    found = set()
+    for pattern, reading in {
+        "python/**/*.py": NAMED,
+        "ci/**/*.py": NAMED,
+        "noxfile.py": NAMED,
+        "pyproject.toml": NAMED,
+        "src/**/*.cpp": r"getenv\(\"\w+",
+        "tests/**/*.py": READ,
+        "benchmarks/**/*.py": READ,
+    }.items():
+        for path in REPOSITORY.glob(pattern):
+            for match in re.findall(reading, path.read_text("utf-8"), re.MULTILINE):
+                found.update(re.findall(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+", match))
+    return found - NO_VARIABLES
+
+
+def test_the_environment_variables_are_those_of_the_code() -> None:
+    text = (REPOSITORY / "docs" / "reference" / "environment.md").read_text("utf-8")
+    cells = re.findall(r"^\| (`[A-Z][^|]*`) \|", text, re.MULTILINE)
+    assert {name for cell in cells for name in re.findall(r"`([A-Z0-9_]+)", cell)} == variables()
+
+
+def messages(page: str) -> list[str]:
+    """The first cells of a page's tables of messages, `…` for what differs, up to the messages of other programs."""
+    text = (REPOSITORY / "docs" / page).read_text("utf-8")
+    own = [section for section in text.split("\n## ") if section.startswith(("Messages of mlx-cuda", "Building"))]
+    return [message for section in own for message in re.findall(r"^\| `([^|]+)` \|", section, re.MULTILINE)]
+
+
+@pytest.fixture(scope="module")
+def code() -> str:
+    return "\n".join(path.read_text("utf-8") for folder in ("python", "ci") for path in sorted((REPOSITORY / folder).rglob("*.py")))
+
+
+@pytest.mark.parametrize("message", messages("start/faq.md"))
+def test_the_messages_of_the_faq_are_those_of_the_code(message: str, code: str) -> None:
+    parts = [part.strip() for part in message.split("…")]
+    assert max(map(len, parts)) > 9
+    assert not [part for part in parts if part not in code]
+
+
+MAPS = ("platforms", "compilers", "cuda", "gpus")  # whose names are free
+
+
+def fields(value: Any, path: str = "") -> set[str]:
+    """The paths of a table's values, as documents name them."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return set().union(*(fields(each, path) for each in value))
+    if not isinstance(value, dict) or path.endswith((".files", ".directories")):
+        return {path}
+    return set().union(*(fields(each, f"{path}.{'*' if path in MAPS else key}".strip(".")) for key, each in value.items()))
+
+
+def test_the_fields_of_the_matrix_are_those_of_its_file() -> None:
+    text = (REPOSITORY / "docs" / "reference" / "matrix.md").read_text("utf-8")
+    cells = re.findall(r"^\| (`\w+\.[^|]+`) \|", text, re.MULTILINE)
+    listed = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+    declared = fields(tomllib.loads((REPOSITORY / "ci" / "matrix" / "matrix.toml").read_text("utf-8")))
+    assert (set(listed), len(listed)) == (declared, len(declared))

@@ -105,6 +105,16 @@ def test_the_page_for_people(tmp_path: Path) -> None:
     assert not re.search(r"<(script|img|link)|url\(", text)
 
 
+def test_the_documentation_is_beside_the_index(tmp_path: Path) -> None:
+    (tmp_path / "docs" / "start").mkdir(parents=True)
+    for page in ("index.html", "start/install.html"):
+        (tmp_path / "docs" / page).write_text(page, "utf-8")
+    site = make(tmp_path, NIGHTS[0], "--url", URL, "--history", "new", "--docs", str(tmp_path / "docs"))
+    assert (site / "docs" / "start" / "install.html").read_text("utf-8") == "start/install.html"
+    assert 'href="docs/"' in (site / "index.html").read_text("utf-8")
+    assert 'href="docs/"' not in (make(tmp_path, NIGHTS[1], "--url", URL, "--history", "new") / "index.html").read_text("utf-8")
+
+
 @pytest.fixture
 def plain(monkeypatch: Patch, tmp_path: Path) -> None:
     """No setting of this machine's user reaches pip and uv."""
@@ -414,7 +424,12 @@ def test_where_the_site_is(tmp_path: Path, monkeypatch: Patch) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["--keep", "0"], "--keep 0 leaves nothing"), (["-o", "."], "is there already"), (["-o", "file/site"], "cannot write")],
+    [
+        (["--keep", "0"], "--keep 0 leaves nothing"),
+        (["-o", "."], "is there already"),
+        (["-o", "file/site"], "cannot write"),
+        (["--docs", "absent"], "there is no index.html in absent"),
+    ],
 )
 def test_arguments(tmp_path: Path, monkeypatch: Patch, capsys: Capture, arguments: list[str], said: str) -> None:
     monkeypatch.chdir(tmp_path)

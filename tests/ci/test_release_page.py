@@ -94,7 +94,7 @@ def test_metadata_is_the_same_each_time(tmp_path: Path) -> None:
     written = message_from_bytes(first)
     assert dict(each.split(", ") for each in written.get_all("Project-URL", [])) == {
         "Homepage": HERE,
-        "Documentation": f"{HERE}/tree/{REF}/docs",
+        "Documentation": f"{HERE}/blob/{REF}/docs/index.md",
         "Changelog": f"{HERE}/blob/{REF}/CHANGELOG.md",
         "Issues": f"{HERE}/issues",
         "Source": f"{HERE}/tree/{REF}",
@@ -183,7 +183,7 @@ def test_the_address_of_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("version", "ref"), [("1.2.3.4", "v1.2.3.4"), ("1.2.3.4rc1", "v1.2.3.4rc1"), ("1.2.3.4.dev5", "HEAD")])
 def test_links_are_of_the_tag(version: str, ref: str) -> None:
     made = dynamic_metadata({}, {"version": version})
-    assert f"/blob/{ref}/docs/internals/design.md" in made["readme"]["text"]
+    assert f"/blob/{ref}/docs/start/install.md" in made["readme"]["text"]
     assert made["urls"]["Source"].endswith(f"/tree/{ref}")
 
 

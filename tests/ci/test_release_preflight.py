@@ -111,7 +111,7 @@ def test_everything_is_told_at_once(ready: Gh, monkeypatch: pytest.MonkeyPatch) 
         raise CheckFailed("nothing is new\n  cure: write")
 
     monkeypatch.setattr(changelog, "entry", silent)
-    owner = "docs/factory/releasing.md, What an owner sets up once"
+    owner = "docs/factory/releasing.md, Set up a repository"
     here, stated = (f"https://github.{host}/{REPOSITORY}" for host in ("elsewhere", "example"))
     assert refused("v1").splitlines() == [
         "this release may not go out:",
@@ -267,7 +267,7 @@ def test_environments(gh: Gh, name: str, change: dict[str, Any] | None, said: st
     set_up(gh, **{name: change})
     (found,) = github.environments()
     assert found.check == "environment"
-    assert str(found) == f"environment: {said}: docs/factory/releasing.md, What an owner sets up once"
+    assert str(found) == f"environment: {said}: docs/factory/releasing.md, Set up a repository"
 
 
 @pytest.mark.parametrize(("refs", "spelt"), [(["branch main", "tag v*"], "branch main and tag v*"), ([], "nothing"), (["tag *"], "tag *")])

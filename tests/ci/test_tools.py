@@ -211,7 +211,7 @@ def test_the_index_has_what_is_pinned() -> None:
 
 
 WITHOUT_WHEELS = {
-    (group, "3.15") for group in ("tests", "upstream-tests", "lint", "mutants", "models")
+    (group, "3.15") for group in ("tests", "upstream-tests", "docs", "lint", "mutants", "models")
 }  # they run on one CPython, which need not be the newest
 
 

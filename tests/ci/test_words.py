@@ -1,4 +1,7 @@
-"""Words that the glossary of CONTRIBUTING.md retires: no name has one, but where retired_words.toml says it still does."""
+"""Words that the glossary of CONTRIBUTING.md retires: no name and no document has one, except where a table says that it still does.
+
+retired_words.toml has the words of names, retired_phrases.toml those of documents.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import subprocess
 import tokenize
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +19,24 @@ from ci.files import tomllib
 
 ROOT = Path(__file__).parents[2]
 LEFT: dict[str, list[str]] = tomllib.loads((Path(__file__).with_name("retired_words.toml")).read_text("utf-8"))
+PHRASES: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).with_name("retired_phrases.toml")).read_text("utf-8"))
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    *(f"docs/{each.relative_to(ROOT / 'docs').as_posix()}" for each in sorted((ROOT / "docs").rglob("*.md"))),
+]
 THEIRS = re.compile(r"itertools\.product|scaled_dot_product_attention")  # names of Python, MLX and torch
 NO_IDENTIFIERS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)  # of C++: comments and strings
+# Of documents: code, what programs write, the addresses of links, and the glossary, which names each retired word.
+NO_PROSE = re.compile(
+    r"""
+    ^```.*?^``` | ^[ ]{4}[^\n]*$ | `[^`]*` | \]\([^)]*\) | ^\#\#\ Words\n.*?(?=^\#\#\ ) |
+    <!--\ results:.*?<!--\ end\ of\ results\ --> | <!--\ faults\ -->.*?<!--\ /faults\ -->
+    """,
+    re.DOTALL | re.MULTILINE | re.VERBOSE,
+)
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -60,6 +80,31 @@ def test_the_words_of_names() -> None:
     of_cuda = words(Path("src/chunk_slopes.cu"), 'void takeSlope() {} // recorded "early"')
     assert of_cuda == {"src", "chunk", "slopes", "void", "take", "slope"}
     assert words(Path("a.py"), "x = itertools.product(early, 'skinny')  # slopes\n") == {"a", "x", "early"}
+
+
+def phrases(text: str) -> list[str]:
+    """The retired phrases of a document's prose, in which a line's end is a space unless the next begins a row, an item or a heading."""
+    prose = re.sub(r"(?<!\n)\n(?![\n|#<-])", " ", NO_PROSE.sub("`", text))
+    return [name for name, pattern in PHRASES["phrases"].items() if re.search(pattern, prose, re.IGNORECASE | re.MULTILINE)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_no_document_has_a_retired_phrase(document: str) -> None:
+    new = set(phrases((ROOT / document).read_text("utf-8"))) - set(PHRASES["left"].get(document, ()))
+    assert not new, "say it otherwise: tests/ci/retired_phrases.toml has the patterns, the glossary of CONTRIBUTING.md the words"
+
+
+@pytest.mark.parametrize("document", PHRASES["left"])
+def test_what_is_left_of_phrases_is_there(document: str) -> None:
+    found = phrases((ROOT / document).read_text("utf-8")) if (ROOT / document).exists() else []
+    assert PHRASES["left"][document] == [name for name in PHRASES["left"][document] if name in found], "rewritten: take it from the table"
+
+
+def test_the_phrases_of_documents() -> None:
+    assert phrases("Whoever computes it.\n") == ["person"]
+    assert phrases("The tools\nlie there. What is left is a\nstand-in.\n") == ["lie", "stand-in", "What as a noun"]
+    assert phrases("`machine code`, [a](lies.md)\n```\ncure\n```\nWhat is it? It has\ndot products.\n") == []
+    assert phrases("## Words\n\n| cure | fix |\n\n## Next\n<!-- results: a -->\nspread\n<!-- end of results -->\n") == []
 
 
 def test_the_glossary_fits_a_page() -> None:

@@ -52,7 +52,7 @@ def versions(wheel: Wheel, policy: Policy) -> Findings:
             "",
             f"is not named {package}-{expected}-PYTHON-ABI-PLATFORM.whl: another spelling, or a build number, which goes before others",
         )
-    if wheel.version.release[:3] != Version(policy.mlx).release:
+    if policy.mlx and wheel.version.release[:3] != Version(policy.mlx).release:
         yield "", f"has the version {expected}, expected that of MLX, {policy.mlx}, and a number"
 
 

@@ -22,7 +22,7 @@ from packageurl import PackageURL
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from ...matrix import Cuda, Matrix, Platform, load
+from ...matrix import Extra, Matrix, Platform, load
 from ...toolkit import lock, roots
 from ...wheelfile.facts import DeviceFacts, facts
 from ...wheelfile.wheel import MANIFEST, Wheel, extra_of
@@ -38,12 +38,12 @@ def render(wheel: Wheel, *, epoch: int, matrix: Matrix | None = None) -> str:
     matrix = matrix or load()
     platform = platform_of(wheel, matrix)
     build = json.loads(wheel.members.get(f"{matrix.module}/_build.json", b"{}"))
-    built = [cuda for cuda in matrix.cuda.values() if _module_of(cuda, wheel, matrix)]
+    built = [each for each in matrix.extras if _module_of(each, wheel, matrix)]
 
     known = facts(wheel)
     files = {module.member: _file(wheel, module.member, needed=module.needed) for module in known.modules}
     device = list(_device(wheel, known.device))
-    pins = list(_pins([*(root for cuda in built for root in cuda.roots), *([matrix.device.root] if device else [])], platform))
+    pins = list(_pins([*(root for each in built for root in each.roots), *([matrix.device.root] if device else [])], platform))
     # The header library that comes from the build requirements, not from a lock.
     nanobind = [_package("nanobind", build["nanobind"])] if build.get("nanobind") else []
     root, requirements = _root(wheel), list(_requirements(wheel))
@@ -60,9 +60,9 @@ def render(wheel: Wheel, *, epoch: int, matrix: Matrix | None = None) -> str:
     )
     bom.components.update([*files.values(), *device, *nanobind, *requirements])
     bom.register_dependency(root, [*files.values(), *device, *requirements])
-    for cuda in built:  # what the modules share is compiled with the headers of the first
-        compiled_in = [pin for pin, names in pins if names & {*cuda.roots, *built[0].roots} and pin.scope == ComponentScope.REQUIRED]
-        bom.register_dependency(files[_module_of(cuda, wheel, matrix)], [*compiled_in, *nanobind])
+    for each in built:  # what the modules share is compiled with the headers of the first
+        compiled_in = [pin for pin, names in pins if names & {*each.roots, *built[0].roots} and pin.scope == ComponentScope.REQUIRED]
+        bom.register_dependency(files[_module_of(each, wheel, matrix)], [*compiled_in, *nanobind])
     for made in device:
         bom.register_dependency(made, [pin for pin, names in pins if matrix.device.root in names])
 
@@ -74,9 +74,9 @@ def render(wheel: Wheel, *, epoch: int, matrix: Matrix | None = None) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def _module_of(cuda: Cuda, wheel: Wheel, matrix: Matrix) -> str:
-    """The native module of a CUDA version in this wheel, "" for none."""
-    return next((member for member in wheel.binaries if member.startswith(f"{matrix.module}/{cuda.module}.")), "")
+def _module_of(extra: Extra, wheel: Wheel, matrix: Matrix) -> str:
+    """The native module of an extra in this wheel, "" for none."""
+    return next((member for member in wheel.binaries if member.startswith(f"{matrix.module}/{extra.module}.")), "")
 
 
 def _output(bom: Bom) -> dict[str, Any]:

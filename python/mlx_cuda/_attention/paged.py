@@ -169,8 +169,8 @@ def paged_cache_update(
         stream: Stream or device to run on.
 
     Returns:
-        The new pages of keys and of values, in the pages' memory where nothing else holds on to it: assign them to the same names. That
-        :func:`paged_attention` to them is still under way, on the same stream, does not count.
+        The new pages of keys and of values. They use the memory of the old pages if nothing else holds these, except a
+        :func:`paged_attention` that is still under way on the same stream. Assign them to the same names.
 
     Raises:
         ValueError: The shapes or dtypes do not fit.

@@ -65,7 +65,7 @@ def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] 
         path: The file of what is found. By default beside that of :func:`tune`: ``mlx-cuda/tuned-limits.json`` in the user's cache.
 
     Returns:
-        A :class:`Calibration`: what changed and what that gains, and what was left. Where that is all, nothing is kept.
+        A :class:`Calibration` with what changed, what that gains, and what was left. If all was left, nothing is kept.
 
     Raises:
         BackendError: There is no CUDA GPU, or no native module for it.

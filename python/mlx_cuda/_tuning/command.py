@@ -33,19 +33,19 @@ def add_to(subparsers: Any) -> None:
     """Add the command to the package's command line."""
     parser = subparsers.add_parser(
         "tune",
-        help="measure which engines are the fastest on this GPU",
-        description="Without sizes, measure on the first GPU at how many rows, queries and the like one engine should pass calls on to the "
-        "next, and keep that for later processes; nothing else should run there meanwhile. With sizes, time cuBLASLt's algorithms for "
-        "activation(x @ w.T + bias) with x [M, K] and w [N, K], and keep the fastest.",
+        help="measure the dispatch thresholds of this GPU",
+        description="Without sizes, measure the dispatch thresholds of the first GPU and keep them for later processes; run nothing else "
+        "on it meanwhile. With sizes, time cuBLASLt's algorithms for activation(x @ w.T + bias) with x [M, K] and w [N, K], and keep the "
+        "fastest.",
         epilog="Exit codes: 0 done, 1 there is nothing to tune with, 2 usage.",
     )
-    parser.add_argument("sizes", nargs="*", type=sizes, metavar="MxNxK", help="sizes of products")
+    parser.add_argument("sizes", nargs="*", type=sizes, metavar="MxNxK", help="sizes of matmuls")
     parser.add_argument("--show", action="store_true", help="show what is kept, and measure nothing")
     parser.add_argument("--reset", action="store_true", help="forget what was measured on this GPU")
     parser.add_argument("--seconds", type=float, default=110.0, help="how long to measure at most (default: %(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0])
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of x and w (default: %(default)s)")
     parser.add_argument("--bias", action="store_true", help="with a bias")
-    parser.add_argument("--activation", choices=("relu", "gelu_approx"))
+    parser.add_argument("--activation", choices=("relu", "gelu_approx"), help="applied to the result (default: none)")
     parser.add_argument("--file", type=Path, default=None, help=f"instead of {tuned_file.VARIABLE} or the one in the user's cache")
     parser.set_defaults(run=run)
 
