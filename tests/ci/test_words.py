@@ -6,6 +6,7 @@ retired_words.toml has the words of names, retired_phrases.toml those of documen
 from __future__ import annotations
 
 import io
+import json
 import re
 import subprocess
 import tokenize
@@ -97,7 +98,10 @@ def test_no_document_has_a_retired_phrase(document: str) -> None:
 @pytest.mark.parametrize("document", PHRASES["left"])
 def test_what_is_left_of_phrases_is_there(document: str) -> None:
     found = phrases((ROOT / document).read_text("utf-8")) if (ROOT / document).exists() else []
-    assert PHRASES["left"][document] == [name for name in PHRASES["left"][document] if name in found], "rewritten: take it from the table"
+    left = [name for name in PHRASES["left"][document] if name in found]
+    assert PHRASES["left"][document] == left, (
+        f"""rewritten: {f'its row is now "{document}" = {json.dumps(left)}' if left else "it has no row"}"""
+    )
 
 
 def test_the_phrases_of_documents() -> None:
