@@ -18,7 +18,8 @@ WIDTH = 138  # of a document's lines
 # What committed results call by former words, and what the tables show.
 WORDS = (
     (r"\bours\b", "mlx-cuda"), (r"\bupstream\b", "MLX"), (r"\bdequantised\b", "dequantize"), (r", experts\b(?! of)", " (MoE)"),
-    (r"\brecording it failed\b", "capture failed"), (r"\brecorded\b", "captured"), (r"\bplace on the host\b", "position on the CPU"),
+    (r"\bcomposed\b", "fallback"), (r"\brecording it failed\b", "capture failed"),
+    (r"\brecorded\b", "captured"), (r"\bplace on the host\b", "position on the CPU"),
     (r"\bproducts?\b", "GEMV"), (r"sorted rows\b", "sorted tokens"), (r"tokens of (\d+) experts\b", r"tokens, top-\1"),
 )  # fmt: skip
 ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches

@@ -100,7 +100,7 @@ def test_what_commands_put_into_documents_is_committed(
     monkeypatch.setattr(table, "fill_blocks", fill)
     assert main([command, *(str(RESULTS / file) for file in files), "--update", str(copy)]) == 0
     assert copy.read_text("utf-8") == text, f"run: python -m benchmarks {command} … --update docs/{name}"
-    assert command == "table" or all(each.startswith("profile_") for each in lacking), "the document has no place for them"
+    assert command in ("table", "platforms") or all(each.startswith("profile_") for each in lacking), "the document has no place for them"
 
 
 def test_results_of_several_gpus_alone_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,9 +176,9 @@ def test_the_engines_are_those_of_the_code() -> None:
 
 def test_the_thresholds_are_those_of_the_code() -> None:
     sides = [as_json(each) for each in (PLAIN, HOPPERS)]
-    products = [next(iter(side["products"].values())) for side in sides]
-    assert all([*side["products"].values()] == [first] * len(KINDS) for side, first in zip(sides, products, strict=True))
-    groups = {"products": products, "attention": [side["attention"] for side in sides]}
+    matmul = [next(iter(side["products"].values())) for side in sides]
+    assert all([*side["products"].values()] == [first] * len(KINDS) for side, first in zip(sides, matmul, strict=True))
+    groups = {"products": matmul, "attention": [side["attention"] for side in sides]}
     expected = [[f"{group}.{name}", *(str(side[name]) for side in both)] for group, both in groups.items() for name in both[0]]
     assert [row[:3] for row in rows("Dispatch thresholds")] == expected
 

@@ -1,6 +1,6 @@
 """What a captured step asks of caches: a library says it by a class of static methods for each class of its caches.
 
-The library is mlx-lm today (``_mlx_lm/caches.py``); a copy of one of its classes is made known in ``_mlx_lm/copies.py``.
+A library has a package of its own beside this one, whose ``caches.py`` has the classes, and ``copies.py`` known copies of its caches.
 """
 
 from __future__ import annotations
