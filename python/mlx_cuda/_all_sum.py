@@ -29,17 +29,17 @@ class SumCall(Call[mx.array]):
     x: mx.array
     group: Any | None
     stream: mx.Stream
+    engine: native.Engine | str
 
     @cached_property
     def choice(self) -> Choice:  # type: ignore[override]  # found only where somebody asks
-        if isinstance(engine := native.engine(self.stream), str):
-            return Choice("mlx", engine)
-        reason = engine.module.all_sum_refusal(self.x, _processes(self.group))
+        if isinstance(self.engine, str):
+            return Choice("mlx", self.engine)
+        reason = self.engine.module.all_sum_refusal(self.x, _processes(self.group))
         return Choice("mlx", reason) if reason else Choice("peers", "few enough GPUs, if they reach each other's memory")
 
     def result(self) -> mx.array:
-        engine = native.engine(self.stream)
-        found = None if isinstance(engine, str) else engine.module.all_sum(self.x, _processes(self.group), self.stream)
+        found = None if isinstance(self.engine, str) else self.engine.module.all_sum(self.x, _processes(self.group), self.stream)
         return upstream_all_sum(self.x, group=self.group, stream=self.stream) if found is None else found
 
     def kernel(self) -> str:
@@ -55,10 +55,11 @@ def prepare(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = N
     require_arrays("all_sum", x=x)
     if not (group is None or isinstance(group, mx.distributed.Group)):
         raise WrongType(f"[all_sum] group must be an mlx.core.distributed.Group, got {type(group).__name__}.")
-    return SumCall(x, group, resolve(stream))
+    on = resolve(stream)
+    return SumCall(x, group, on, native.engine(on))
 
 
-patched_all_sum = in_place_of(upstream_all_sum)(prepare)
+patched_all_sum = in_place_of(upstream_all_sum, lambda call: not isinstance(call.engine, str))(prepare)
 
 
 def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> mx.array:

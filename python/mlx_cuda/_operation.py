@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 import mlx.core as mx
 
+from ._common.choice import Choice
+from ._loader import native
 from ._loader.graph_cache import cached, growing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._common.choice import Choice
-
+COMPOSED = ("fallback", "mlx")  # engines that are MLX's operations
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -40,15 +40,20 @@ class Call(Protocol[R_co]):
         return ""
 
 
-@dataclass(slots=True)
 class DirectCall(Call[R]):
-    """A call of one function of the native module, or of the same of MLX's operations."""
+    """A call of the native module's function of this name; of MLX's operations where these are chosen, or there is no module."""
 
-    choice: Choice
-    native: Callable[..., R] | None  # if that computes it
-    composed: Callable[..., R]
-    arguments: tuple[Any, ...]  # of either
-    stream: mx.Stream
+    __slots__ = ("arguments", "choice", "composed", "native", "stream")
+
+    def __init__(self, choice: Choice, name: str, composed: Callable[..., R], arguments: tuple[Any, ...], stream: mx.Stream) -> None:
+        self.choice, self.composed, self.arguments, self.stream = choice, composed, arguments, stream
+        self.native: Callable[..., R] | None = None
+        if choice.engine not in COMPOSED:
+            engine = native.engine(stream)
+            if isinstance(engine, str):
+                self.choice = Choice("fallback", engine)
+            else:
+                self.native = getattr(engine.module, name)
 
     def result(self) -> R:
         if self.native is not None:

@@ -64,13 +64,7 @@ def _attention(
 
 def _product(ours: Operation[..., Call[mx.array]], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """MLX's function of a matrix product, which leaves to us what our kernels take."""
-
-    @in_place_of(upstream)
-    def product(*arguments: Any, **options: Any) -> Call[mx.array] | None:
-        call = ours.prepare(*arguments, **options)
-        return call if call.choice.engine in OUR_PRODUCTS or misread_by_mlx(call) else None
-
-    return product
+    return in_place_of(upstream, lambda call: call.choice.engine in OUR_PRODUCTS or misread_by_mlx(call))(ours.prepare)
 
 
 @cached

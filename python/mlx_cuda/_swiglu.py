@@ -10,7 +10,6 @@ import mlx.core as mx
 from ._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
 from ._common.choice import Choice, against_native
 from ._common.errors import WrongValue
-from ._loader import native
 from ._operation import DirectCall, operation
 
 if TYPE_CHECKING:
@@ -36,13 +35,15 @@ def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> Di
 
     On a CUDA GPU, equal shapes of float16, bfloat16 or float32 go to the native kernel; everything else composes MLX's operations.
     """
-    require_arrays("swiglu", gate=gate, up=up)
-    dtype, choice = _plan(gate.shape, up.shape, gate.dtype, up.dtype)
+    try:
+        dtype, choice = _plan(gate.shape, up.shape, gate.dtype, up.dtype)
+    except (AttributeError, TypeError, ValueError):  # which may be of what is no array
+        require_arrays("swiglu", gate=gate, up=up)
+        raise
     on = resolve(stream)
     if dtype is not None:
         gate, up = cast(gate, dtype, on), cast(up, dtype, on)
-    choice, module = native.offered(choice, on)
-    return DirectCall(choice, module.swiglu if module else None, _composed, (gate, up), on)
+    return DirectCall(choice, "swiglu", _composed, (gate, up), on)
 
 
 @lru_cache(CACHED_SHAPES)

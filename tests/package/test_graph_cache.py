@@ -11,6 +11,7 @@ import pytest
 from mlx_cuda._loader import graph_cache
 from mlx_cuda._loader import native as _native
 from mlx_cuda._loader.native import Engine
+from mlx_cuda._loader.replacing import Prepared
 from mlx_cuda._matmul import batches
 from mlx_cuda._mlx_lm import places as mlx_lm
 from mlx_cuda._patch import ROUTES
@@ -166,15 +167,19 @@ def test_a_call_in_parts_has_a_graph_of_its_own(module: Module, monkeypatch: pyt
 def test_an_operation_goes_by_way_of_the_module_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
 
-    def operation(*arguments: Any, **options: Any) -> Any:
+    def operation(*_: Any, **__: Any) -> Any:
         """What it does."""
-        calls.append((arguments, options))
+
+    def prepare(*arguments: Any, **options: Any) -> Prepared:
+        return Prepared(lambda: calls.append((arguments, options)))
+
+    vars(operation).update(prepare=prepare)
 
     class Loaded:
         def cached(self, function: Callable[..., mx.array], growing: list[Any], *others: Any) -> Callable[..., mx.array]:
             assert function is operation
             assert growing == []
-            assert others == (None, None, None)
+            assert others == (None, None, prepare)
             return lambda *arguments, **options: calls.append((self, arguments, options))  # type: ignore[return-value]
 
     monkeypatch.setattr(_native, "loaded", None)

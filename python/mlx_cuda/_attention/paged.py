@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import mlx.core as mx
 
@@ -139,6 +139,14 @@ def paged_attention(
         return PagedCall(options, choice, on, force_fused, q, k_pages, v_pages, table, window_size)
 
 
+class UpdateCall(DirectCall[tuple[mx.array, mx.array]]):
+    """A call of :func:`paged_cache_update`."""
+
+    def result(self) -> tuple[mx.array, mx.array]:
+        keys, values = super().result()  # a list, of the native module
+        return keys, values
+
+
 @operation("tuple[mx.array, mx.array]", is_cached=False)
 def paged_cache_update(
     k_pages: mx.array,
@@ -149,7 +157,7 @@ def paged_cache_update(
     lengths: mx.array,
     *,
     stream: StreamOrDevice = None,
-) -> DirectCall[tuple[mx.array, mx.array]]:
+) -> UpdateCall:
     """The pages with the last keys and values of each sequence written into them.
 
     Args:
@@ -180,16 +188,9 @@ def paged_cache_update(
     with mx.stream(on):
         table, ends = _placement(name, block_table, lengths, keys.shape[0])
         keys, values = keys.astype(dtype), values.astype(dtype)
-        sizes, engine = (*keys.shape[:3], *k_pages.shape, table.shape[1]), native.engine(on)
-        choice = choose_update(dtype_name(dtype), sizes, (v_pages.shape[3], k_pages.shape[3]), engine if isinstance(engine, str) else "")
-    return DirectCall(
-        choice, _native_update if choice.engine == "fused" else None, _update, (k_pages, v_pages, keys, values, table, ends), on
-    )
-
-
-def _native_update(*operands: Any) -> tuple[mx.array, mx.array]:
-    keys, values = native.module(operands[-1]).paged_cache_update(*operands)
-    return keys, values
+    sizes = (*keys.shape[:3], *k_pages.shape, table.shape[1])
+    choice = choose_update(dtype_name(dtype), sizes, (v_pages.shape[3], k_pages.shape[3]))
+    return UpdateCall(choice, "paged_cache_update", _update, (k_pages, v_pages, keys, values, table, ends), on)
 
 
 def _update(

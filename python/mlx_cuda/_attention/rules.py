@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from .._common.choice import HALF, NATIVE, OLDEST_GPU, SMALL_SHARED_MEMORY, Choice, first_reason, sm
+from .._common.choice import HALF, NATIVE, OLDEST_GPU, SMALL_SHARED_MEMORY, Choice, against_native, first_reason, sm
 from .._common.limits import Attention, by_limits, limits
 
 if TYPE_CHECKING:
@@ -135,14 +135,10 @@ def choose_paged(case: AttentionCase, page_size: int) -> Choice:
 
 
 @lru_cache(1024)
-def choose_update(dtype: str, sizes: tuple[int, ...], dims: tuple[int, int], absent: str) -> Choice:
-    """The kernel that writes new keys and values into pages; absent: why there is no native module."""
-    against = first_reason((
-        (0 in sizes, "a dimension is 0"),
-        (bool(absent), absent),
-        (dtype not in NATIVE, f"our kernels compute {', '.join(NATIVE)}, not {dtype}"),
-        (any(dim % 8 for dim in dims), f"the kernel takes head_dims that are a multiple of 8, not {max(dims, key=lambda dim: dim % 8)}"),
-    ))  # fmt: skip
+def choose_update(dtype: str, sizes: tuple[int, ...], dims: tuple[int, int]) -> Choice:
+    """The kernel that writes new keys and values into pages."""
+    odd = next((dim for dim in dims if dim % 8), None)
+    against = against_native(dtype, sizes) or (f"the kernel takes head_dims that are a multiple of 8, not {odd}" if odd else "")
     return Choice("fallback", against) if against else Choice("fused", "keys and values in one pass, into the pages' memory")
 
 

@@ -23,8 +23,9 @@ MOST = 2**31 - 1  # elements of an axis
 
 
 def cached(operation: Callable[P, R]) -> Callable[P, R]:
-    """The operation, which gives an array or a tuple of them, by way of the native module once that is loaded."""
-    module, call = None, operation
+    """What has a ``prepare`` and gives an array or a tuple of them, by way of the native module once that is loaded."""
+    module: Any = None
+    call, prepare = operation, vars(operation)["prepare"]
 
     @wraps(operation)
     def by_way(*arguments: P.args, **options: P.kwargs) -> R:
@@ -32,7 +33,8 @@ def cached(operation: Callable[P, R]) -> Callable[P, R]:
         if native.loaded is not module:
             call = natively(operation)
             module = native.loaded
-        return call(*arguments, **options)
+        result: R = prepare(*arguments, **options).result() if module is None else call(*arguments, **options)
+        return result
 
     return by_way
 

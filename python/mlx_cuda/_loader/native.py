@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 
 from .._common import limits
-from .._common.choice import Choice, Gpu, sm
+from .._common.choice import Gpu, sm
 from .._common.errors import BackendError
 from . import checks, device_code, limits_file, load_errors, tuned_file
 from . import loaded as loaded_files
@@ -83,14 +83,6 @@ def module(stream: mx.Stream) -> NativeModule:
     found = engine(stream)
     assert not isinstance(found, str)  # noqa: S101  (it was there when the engine was chosen)
     return found.module
-
-
-def offered(choice: Choice, stream: mx.Stream) -> tuple[Choice, NativeModule | None]:
-    """A choice for any GPU, as it is on this stream, and the module that computes the call, unless MLX's operations do."""
-    if choice.engine == "fallback":
-        return choice, None
-    found = engine(stream)
-    return (Choice("fallback", found), None) if isinstance(found, str) else (choice, found.module)
 
 
 def device_capability(device: mx.Device) -> tuple[int, int]:

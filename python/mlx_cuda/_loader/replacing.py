@@ -39,8 +39,9 @@ class Prepared(NamedTuple):
     sizes: tuple[int, int] | None = None  # as those of a call of an operation
 
 
-def in_place_of(upstream: Callable[..., R]) -> Callable[[Callable[..., Any]], Callable[..., R]]:
-    """Decorate what checks a call's arguments and prepares it: a call of an operation or another; None leaves it to this function.
+def in_place_of(upstream: Callable[..., R], taken: Callable[[Any], bool] | None = None) -> Callable[[Callable[..., Any]], Callable[..., R]]:
+    """Decorate what checks a call's arguments and prepares it: a call of an operation or another. None, or a call that is not ``taken``,
+    leaves it to this function.
 
     Where it raises, that function says what is wrong with the arguments. If nothing is, either our operation takes less than MLX's, which
     :class:`Refused` says, or the error is a fault of ours: it reaches the caller, as do all errors of what computes the call.
@@ -50,6 +51,8 @@ def in_place_of(upstream: Callable[..., R]) -> Callable[[Callable[..., Any]], Ca
         def prepared(*arguments: Any, **options: Any) -> Any:
             try:
                 ours = prepare(*arguments, **options)
+                if taken is not None and not taken(ours):
+                    ours = None
             except Exception as error:
                 result = upstream(*arguments, **options)
                 if isinstance(error, Refused):

@@ -186,8 +186,7 @@ def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = Non
     on = resolve(stream)
     side = {"block128": x.shape[-1], "block128x128": x.shape[0]}.get(str(axis), 0)  # whose blocks are a grid's second dimension
     choice = choose_quantize_fp8(native.gpu(on), empty=x.size == 0, fits=side <= BLOCK * MOST_BLOCKS)
-    ours = native.module(on).quantize_fp8 if choice.engine == "fused" else None
-    return DirectCall(choice, ours, _composed_quantize, (x, HOW[axis]), on)
+    return DirectCall(choice, "quantize_fp8", _composed_quantize, (x, HOW[axis]), on)
 
 
 def _composed_quantize(x: mx.array, how: str) -> tuple[mx.array, mx.array]:

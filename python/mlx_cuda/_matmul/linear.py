@@ -11,7 +11,6 @@ import mlx.core as mx
 from .._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
 from .._common.choice import Choice, against_native
 from .._common.errors import WrongValue
-from .._loader import native
 from .._operation import DirectCall, operation
 
 if TYPE_CHECKING:
@@ -43,16 +42,18 @@ def linear(
 
     float16, bfloat16 and float32 on a CUDA GPU use the native module; everything else composes MLX's operations.
     """
-    require_arrays("linear", ("bias",), x=x, w=w, bias=bias)
-    if bias is None:
-        dtype, choice = _plan(x.shape, w.shape, None, activation, x.dtype, w.dtype)
-    else:
-        dtype, choice = _plan(x.shape, w.shape, bias.shape, activation, x.dtype, w.dtype, bias.dtype)
+    try:
+        if bias is None:
+            dtype, choice = _plan(x.shape, w.shape, None, activation, x.dtype, w.dtype)
+        else:
+            dtype, choice = _plan(x.shape, w.shape, bias.shape, activation, x.dtype, w.dtype, bias.dtype)
+    except (AttributeError, TypeError, ValueError):  # which may be of what is no array
+        require_arrays("linear", ("bias",), x=x, w=w, bias=bias)
+        raise
     on = resolve(stream)
     if dtype is not None:
         x, w, bias = cast(x, dtype, on), cast(w, dtype, on), None if bias is None else cast(bias, dtype, on)
-    choice, module = native.offered(choice, on)
-    return DirectCall(choice, module.linear if module else None, _composed, (x, w, bias, activation), on)
+    return DirectCall(choice, "linear", _composed, (x, w, bias, activation), on)
 
 
 @lru_cache(CACHED_SHAPES)

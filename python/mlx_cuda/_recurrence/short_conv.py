@@ -100,8 +100,7 @@ def short_conv(
             state = check_array("short_conv", "state", state, (x.shape[0], taps - 1, channels), dtype)
         weight = weight.astype(dtype).reshape(channels, taps, 1)
         call = Call(x.astype(dtype), weight, bias, state, silu=activation is not None, padded=True)
-        choice = choose(call, on)
-        return DirectCall(choice, native.module(on).short_conv if choice.engine == "direct" else None, _composed, call, on)
+        return DirectCall(choose(call, on), "short_conv", _composed, call, on)
 
 
 @lru_cache(CACHED_SHAPES)
