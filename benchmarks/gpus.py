@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_cuda._common.limits import HOPPERS, DispatchThresholds, Figures, careful
+from mlx_cuda._common.limits import HOPPERS, DispatchThresholds, Figures, conservative
 from mlx_cuda._loader import limits_file
 
 from .cells import markdown, speed
@@ -35,7 +35,7 @@ def limits_of(gpu: Mapping[str, Any]) -> tuple[DispatchThresholds, str]:
     """Those that come into force on a GPU of which nothing is kept there, and what they are by."""
     if "name" in gpu and (shipped := limits_file.measured(gpu["name"], {}, None)):
         return shipped, "measurement"
-    found = careful(tuple(gpu["capability"]), Figures(gpu["multiprocessors"], gpu["ghz"], gpu["bandwidth"]))
+    found = conservative(tuple(gpu["capability"]), Figures(gpu["multiprocessors"], gpu["ghz"], gpu["bandwidth"]))
     return found, "the family's" if found is HOPPERS else "data sheet"
 
 

@@ -347,20 +347,12 @@ def profiles(torch: Any, model: Any, make_cache: Callable[..., Any], prompt: mx.
 
 
 def measure(
-    name: str,
-    batches: Sequence[int],
-    length: int,
-    count: int,
-    turns: int,
-    log: Callable[[str], None],
-    torch: Any | None = None,
-    kv_bits: int | None = None,
-    group: Any | None = None,
-    fetched: Fetched | None = None,
+    name: str, args: argparse.Namespace, log: Callable[[str], None], torch: Any | None, group: Any | None, fetched: Fetched | None
 ) -> Iterator[dict[str, Any]]:
     """What the model does with each number of prompts. How close its logits are is asked for the first number only; what torch says is
     added after a result has been given, so that an error of torch's loses nothing.
     """
+    batches, length, count, turns, kv_bits = args.batch, args.prompt, args.tokens, args.turns, args.kv_bits
     load = models_of_mlx_lm()
     module, arguments = fetched.shape if fetched else SHAPES[name]
     real = fetched is not None and fetched.weights == REAL
@@ -479,9 +471,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in fetched or SHAPES:
         if args.model not in name:
             continue
-        asked = args.batch, args.prompt, args.tokens, args.turns, log, torch, args.kv_bits, group
         try:
-            for result in measure(name, *asked, fetched.get(name)):
+            for result in measure(name, args, log, torch, group, fetched.get(name)):
                 results["cases"].append(result)
                 save()
             save()

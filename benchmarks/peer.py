@@ -101,7 +101,7 @@ class Peer:
         self.token.copy_(self.logits.argmax(-1))
         self.position.add_(1)
 
-    def recorded(self, attend: Callable[..., Any]) -> Callable[[], None]:
+    def captured(self, attend: Callable[..., Any]) -> Callable[[], None]:
         """A step as a CUDA graph; without a GPU as it is."""
         if not self.token.is_cuda:
             return partial(self.step, attend)
@@ -120,7 +120,7 @@ def decode(torch: Any, model: Any, config: Mapping[str, Any], length: int, count
     mx.clear_cache()
     speeds = {}
     for name, attend in (("masked", peer.masked), ("flash", peer.flash)):
-        launch = peer.recorded(attend)
+        launch = peer.captured(attend)
         seconds = []
         for _ in range(turns + 1):
             peer.begin(length)

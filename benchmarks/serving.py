@@ -56,7 +56,7 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-class Recordings:
+class Captures:
     """What a model has recorded and replayed since ``begin``; nothing of a side that is not patched."""
 
     def __init__(self, model: Any, side: str) -> None:
@@ -64,7 +64,7 @@ class Recordings:
         self.begin()
 
     def begin(self) -> None:
-        self.before = (self.decoding.recorded, self.decoding.replayed) if self.decoding else (0, 0)
+        self.before = (self.decoding.captured, self.decoding.replayed) if self.decoding else (0, 0)
 
     def nbytes(self) -> int:
         return sum(each.nbytes for each in self.decoding.sessions) + self.decoding.batches.nbytes if self.decoding else 0
@@ -72,9 +72,9 @@ class Recordings:
     def to_json(self) -> dict[str, Any]:
         if not self.decoding:
             return {}
-        recorded, replayed = (now - then for now, then in zip((self.decoding.recorded, self.decoding.replayed), self.before, strict=True))
+        captured, replayed = (now - then for now, then in zip((self.decoding.captured, self.decoding.replayed), self.before, strict=True))
         return {
-            "recorded": recorded,
+            "recorded": captured,
             "replayed": replayed,
             "recordings, MiB": self.nbytes() / 2**20,
             "reason": self.decoding.reason,
@@ -123,7 +123,7 @@ def measure(side: str, model: Any, requests: Sequence[Request], args: argparse.N
         gc.collect()
         mx.clear_cache()
         mx.reset_peak_memory()
-        recordings, generator = Recordings(model, side), generator_of(model, args)
+        captures, generator = Captures(model, side), generator_of(model, args)
         if calls:
             calls.counting = True
         with generator.stats() as stats:
@@ -132,7 +132,7 @@ def measure(side: str, model: Any, requests: Sequence[Request], args: argparse.N
             calls.counting = False
             result["calls of caches"] = calls.to_json()
         result |= figures(served, stats)
-        result |= recordings.to_json()
+        result |= captures.to_json()
         result |= {"peak MiB": mx.get_peak_memory() / 2**20, "driver's MiB": memory_used()}
         generator.close()
         del generator
@@ -143,14 +143,14 @@ def measure(side: str, model: Any, requests: Sequence[Request], args: argparse.N
 def soak(side: str, model: Any, args: argparse.Namespace, log: Callable[[str], None]) -> dict[str, Any]:
     lengths, most = (args.prompt, args.tokens), 2 * args.completion_batch
     with on_side(side, args):
-        recordings = Recordings(model, side)
+        captures = Captures(model, side)
         run = Soak(
             lambda: generator_of(model, args), lengths, vocabulary_of(model), rate=args.rate, most=most, seed=args.seed,
-            recordings=recordings.nbytes, log=log,
+            captures=captures.nbytes, log=log,
         )  # fmt: skip
-        recordings.begin()
+        captures.begin()
         run.run(args.soak)
-        found = {**run.to_json(args.growth), **recordings.to_json()}
+        found = {**run.to_json(args.growth), **captures.to_json()}
         found["failures"] += found.get("errors", [])  # which only cost time, if the model's own steps take their place
         return found
 

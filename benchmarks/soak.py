@@ -47,7 +47,7 @@ def growth(readings: Sequence[dict[str, float | None]]) -> dict[str, float | Non
 
     def median(part: Sequence[dict[str, float | None]], name: str) -> float | None:
         known = [(each[name], each["recordings"] or 0.0 if name != "host" else 0.0) for each in part]
-        values = [value - recordings for value, recordings in known if value is not None]
+        values = [value - captures for value, captures in known if value is not None]
         return statistics.median(values) if values else None
 
     found: dict[str, float | None] = {}
@@ -70,12 +70,12 @@ class Soak:
         rate: float,
         most: int,
         seed: int = 0,
-        recordings: Callable[[], int] = lambda: 0,
+        captures: Callable[[], int] = lambda: 0,
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.make, self.generator = make, make()
         self.lengths, self.vocabulary, self.rate, self.most = lengths, vocabulary, rate, most
-        self.recordings, self.log = recordings, log
+        self.captures, self.log = captures, log
         self.chance = random.Random(seed)  # noqa: S311
         self.open: dict[int, Answer] = {}
         self.ends: dict[int, int] = {}  # after how many tokens a request is cancelled
@@ -161,7 +161,7 @@ class Soak:
         reading = {
             "at": time.monotonic() - start,
             "active": mx.get_active_memory() / MIB,
-            "recordings": self.recordings() / MIB,
+            "recordings": self.captures() / MIB,
             "driver": memory_used(),
             "host": resident(),
         }

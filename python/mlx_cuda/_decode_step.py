@@ -48,18 +48,18 @@ class StepCall(Call[Any]):
         if setting.on:
             return Choice("mlx", INVARIANT)
         state = decoding_of(self.model)
-        if not state.recordings:
+        if not state.captures:
             reason = state.reason or "this thread has no recording of it: another has, or it was let go of"
             others = left_alone(package_of(type(self.model)))
             unknown = [f"left alone, as their code is not known: {', '.join(others)}"] if others else []
             return Choice("mlx", "; ".join([not_replaying(self.model) or reason, *unknown]))
-        return Choice("replay", f"its step was recorded: {state.recordings[0].step.nodes} nodes in one launch")
+        return Choice("replay", f"its step was recorded: {state.captures[0].step.nodes} nodes in one launch")
 
     def kernel(self) -> str:
         """What a captured step consists of."""
         if self.choice.engine != "replay":
             return ""
-        return ", ".join(f"{count} {name}" for name, count in decoding_of(self.model).recordings[0].step.primitives.items())
+        return ", ".join(f"{count} {name}" for name, count in decoding_of(self.model).captures[0].step.primitives.items())
 
     def result(self) -> Any:
         model, tokens, cache = self.model, self.tokens, self.cache

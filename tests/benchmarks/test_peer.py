@@ -56,7 +56,7 @@ def test_its_logits_are_those_of_mlx_lm(torch: Any, kind: str, tied: bool, dtype
     model.update(tree_map(lambda weight: weight.astype(mx.float32), model.parameters()))
     exact = np.array(model(tokens)[0])
     for attend in (peer.masked, peer.flash) if gpu and dtype == "bfloat16" else (peer.masked,):
-        launch = peer.recorded(attend)
+        launch = peer.captured(attend)
         peer.begin(0)
         rows = []
         for position, token in enumerate(tokens[0].tolist()):  # type: ignore[arg-type]

@@ -171,7 +171,7 @@ def test_models_are_called_by_the_beginning_of_their_name(tmp_path: Path, capsys
 def test_a_soak_fails_where_replaying_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's own steps take their place, so nobody else would notice."""
     decoding = SimpleNamespace(
-        recorded=1, replayed=0, errors=["replaying it failed: no"], reason="", sessions=[], batches=SimpleNamespace(nbytes=0)
+        captured=1, replayed=0, errors=["replaying it failed: no"], reason="", sessions=[], batches=SimpleNamespace(nbytes=0)
     )
     run = SimpleNamespace(run=lambda _: None, steps=3, to_json=lambda _: {"failures": ["a request gave 1 tokens of 2"]})
     monkeypatch.setattr(serving, "decoding_of", lambda _: decoding)
@@ -201,8 +201,8 @@ def test_a_soak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: float) -
 
 
 def test_memory_that_grows() -> None:
-    def readings(active: Sequence[float], recordings: float = 0.0) -> list[dict[str, float | None]]:
-        return [{"active": each, "recordings": recordings, "driver": None, "host": 1.0} for each in active]
+    def readings(active: Sequence[float], captures: float = 0.0) -> list[dict[str, float | None]]:
+        return [{"active": each, "recordings": captures, "driver": None, "host": 1.0} for each in active]
 
     assert growth(readings([1.0] * 7)) == {"active": None, "driver": None, "host": None}
     assert growth(readings([90.0, 1, 2, 2, 3, 3, 7, 7])) == {"active": 5.0, "driver": None, "host": 0.0}
@@ -231,7 +231,7 @@ def test_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "cases": [
             {
                 "model": "One", "requests": 64, "upstream": found(500, **{"ended by the limit": True, "requests finished": 20}),
-                "patched": found(2500, recorded=9, replayed=270, **{"calls of caches": calls}),
+                "patched": found(2500, replayed=270, **{"recorded": 9, "calls of caches": calls}),
             },
             {"model": "Two", "requests": 64, "upstream": {"error": "RuntimeError: no memory"}, "patched": found(100)},
         ],

@@ -290,18 +290,18 @@ class Steepness:
 
     moves: float = 0.0  # sums of squares: of what moves a query's weights, and of the weights
     weights: float = 0.0
-    slopes: float = 0.0  # likewise of what moves the gradient of a score, and of its size
+    gradients: float = 0.0  # likewise of what moves the gradient of a score, and of its size
     sizes: float = 0.0
 
     def add(self, done: reference.Attended, softcap: float) -> None:
         assert done.steep is not None
         tangent = np.abs(done.scores) / softcap
-        slope = 1 - tangent**2
+        derivative = 1 - tangent**2
         self.moves += float(((done.weights * done.steep) ** 2).sum())
         self.weights += float((done.weights**2).sum())
         # A gradient is that of the weight times the slope, whose own change is 2 tanh / softcap for each of the score's.
-        self.slopes += float(((done.weights * done.steep * (slope + 2 * tangent / softcap)) ** 2).sum())
-        self.sizes += float(((done.weights * (slope + 1 / 8)) ** 2).sum())  # as reference.attend_vjp has it
+        self.gradients += float(((done.weights * done.steep * (derivative + 2 * tangent / softcap)) ** 2).sum())
+        self.sizes += float(((done.weights * (derivative + 1 / 8)) ** 2).sum())  # as reference.attend_vjp has it
 
     @property
     def of_weights(self) -> float:
@@ -310,7 +310,7 @@ class Steepness:
 
     @property
     def of_gradients(self) -> float:
-        return max(float(np.sqrt(self.slopes / self.sizes)) if self.sizes else 0.0, self.of_weights)
+        return max(float(np.sqrt(self.gradients / self.sizes)) if self.sizes else 0.0, self.of_weights)
 
 
 def expected(case: Case, arrays: dict[str, Any]) -> Expected:

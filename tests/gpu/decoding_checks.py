@@ -1,4 +1,4 @@
-"""Models of all formats, and their recorded steps against themselves in float32."""
+"""Models of all formats, and their captured steps against themselves in float32."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FOUR = Form("affine", 4, 64)
 
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recordings have to grow soon."""
+    """Captures have to grow soon."""
     monkeypatch.setattr(caches, "LEAST_CAPACITY", 32)
     monkeypatch.setattr(caches, "HEADROOM", 4)
 

@@ -205,16 +205,16 @@ def expected(case: Case, results: dict[str, Any]) -> dict[str, tuple[Array, Arra
     x = arrays["x"].astype(np.float64)
     w = formats.dequantised(arrays["w"], arrays["scales"], arrays["biases"], case.form) if case.form else arrays["w"].astype(np.float64)
     w = w.swapaxes(-1, -2) if case.transpose else w
-    slope = arrays["cotangent"].astype(np.float64) if case.gradient else None
-    values = _one(case, arrays, x, w, slope)
-    squares = _one(case, arrays, x * x, w * w, None if slope is None else slope * slope)
+    cotangent = arrays["cotangent"].astype(np.float64) if case.gradient else None
+    values = _one(case, arrays, x, w, cotangent)
+    squares = _one(case, arrays, x * x, w * w, None if cotangent is None else cotangent * cotangent)
     return {name: (value, np.sqrt(squares[name])) for name, value in values.items()}
 
 
-def _one(case: Case, arrays: dict[str, Any], x: Array, w: Array, slope: Array | None) -> dict[str, Array]:
+def _one(case: Case, arrays: dict[str, Any], x: Array, w: Array, cotangent: Array | None) -> dict[str, Array]:
     """The result and, with its slope, gradients: those of x and of weights that are not quantised."""
     if not case.experts:
-        return {"out": x @ w} if slope is None else {"out": x @ w, "x": slope @ w.T}
+        return {"out": x @ w} if cotangent is None else {"out": x @ w, "x": cotangent @ w.T}
     # Matrices [products, rows, k], and for each expert which of them it has.
     matrices = x.reshape(-1, *x.shape[-2:])
     taken: list[Any]
@@ -227,16 +227,16 @@ def _one(case: Case, arrays: dict[str, Any], x: Array, w: Array, slope: Array | 
         matrices = matrices[lhs]
         taken = [rhs == expert for expert in range(case.experts)]
     values = {"out": np.zeros((*matrices.shape[:2], case.n))}
-    slopes = None if slope is None else slope.reshape(values["out"].shape)
-    if slopes is not None:
+    cotangents = None if cotangent is None else cotangent.reshape(values["out"].shape)
+    if cotangents is not None:
         values |= {"x": np.zeros(matrices.shape), "w": np.zeros(w.shape)}
     for expert, those in enumerate(taken):
         values["out"][those] = matrices[those] @ w[expert]
-        if slopes is not None:
-            values["x"][those] = slopes[those] @ w[expert].T
-            values["w"][expert] = matrices[those].reshape(-1, case.k).T @ slopes[those].reshape(-1, case.n)
+        if cotangents is not None:
+            values["x"][those] = cotangents[those] @ w[expert].T
+            values["w"][expert] = matrices[those].reshape(-1, case.k).T @ cotangents[those].reshape(-1, case.n)
     values["out"] = values["out"].reshape(*case.indices, -1, case.n) if case.indices else values["out"][:, 0]
-    if slopes is not None:
+    if cotangents is not None:
         if case.offsets:
             values["x"] = values["x"][:, 0]
         else:

@@ -37,7 +37,7 @@ def activate(z: Array, activation: Activation) -> Array:
     return result
 
 
-def activation_slope(z: Array, activation: Activation) -> Array:
+def activation_gradient(z: Array, activation: Activation) -> Array:
     result: Array = np.ones_like(z)
     if activation == "relu":
         result = np.where(z > 0, 1.0, 0.0)
@@ -63,7 +63,7 @@ def linear_size(x: Array, w: Array, bias: Array | None = None) -> Array:
 
 def linear_vjp(x: Array, w: Array, bias: Array | None, activation: Activation, cotangent: Array) -> tuple[Array, Array, Array]:
     """Cotangents of x [M, K], w and bias."""
-    dz = cotangent * activation_slope(linear(x, w, bias), activation)
+    dz = cotangent * activation_gradient(linear(x, w, bias), activation)
     return dz @ w, dz.T @ x, dz.sum(axis=0)
 
 
@@ -147,8 +147,8 @@ def attend_vjp(
     delta = (dp * done.weights).sum(axis=-1, keepdims=True)
     more = np.zeros_like(delta) if lse_cotangent is None else lse_cotangent[..., None]
     ds, ds_size = done.weights * (dp - delta + more), done.weights * (np.abs(dp) + np.abs(delta) + np.abs(more))
-    slope = 1 - (done.scores / softcap) ** 2 if softcap else 1.0
-    dx, dx_size = scale * ds * slope, scale * ds_size * (slope + (1 / 8 if softcap else 0))  # the slope is a difference as well
+    gradient = 1 - (done.scores / softcap) ** 2 if softcap else 1.0
+    dx, dx_size = scale * ds * gradient, scale * ds_size * (gradient + (1 / 8 if softcap else 0))  # the slope is a difference as well
 
     def groups(a: Array) -> Array:
         summed: Array = a.reshape(a.shape[0], heads, a.shape[1] // heads, *a.shape[-2:]).sum(axis=2)

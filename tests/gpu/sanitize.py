@@ -114,8 +114,8 @@ def grouped(has: Inputs) -> Calls:
     def product(x: Any, w: Any, ends: Any, transpose: bool) -> Any:
         return has.native.grouped_matmul(x, w, ends, transpose, has.stream)
 
-    def gradients(x: Any, w: Any, ends: Any, transpose: bool, slope: Any) -> Any:
-        return mx.vjp(lambda x, w: product(x, w, ends, transpose), [x, w], [slope])[1]
+    def gradients(x: Any, w: Any, ends: Any, transpose: bool, gradient: Any) -> Any:
+        return mx.vjp(lambda x, w: product(x, w, ends, transpose), [x, w], [gradient])[1]
 
     def pairs(x: Any, w: Any, lhs: Any, rhs: Any, transpose: bool, ordered: bool) -> Any:
         return has.native.gather_mm(x, w, lhs, rhs, transpose, ordered, has.stream)
@@ -160,12 +160,12 @@ def layers(has: Inputs) -> Calls:
     """linear with its gradients, and swiglu."""
     import mlx_cuda
 
-    def gradients(given: list[Any], activation: Any, slope: Any) -> Any:
-        return has.mx.vjp(lambda *given: mlx_cuda.linear(*given, activation=activation), given, [slope])
+    def gradients(given: list[Any], activation: Any, gradient: Any) -> Any:
+        return has.mx.vjp(lambda *given: mlx_cuda.linear(*given, activation=activation), given, [gradient])
 
     for dtype, activation, (n, k) in itertools.product(has.dtypes, (None, "relu", "gelu_approx"), ((48, 64), (33, 50))):
-        x, w, bias, slope = (has.normal(*shape, dtype=dtype) for shape in ((17, k), (n, k), (n,), (17, n)))
-        yield f"linear {dtype} {activation} {n} {k}", gradients, [x, w, bias], activation, slope
+        x, w, bias, gradient = (has.normal(*shape, dtype=dtype) for shape in ((17, k), (n, k), (n,), (17, n)))
+        yield f"linear {dtype} {activation} {n} {k}", gradients, [x, w, bias], activation, gradient
     for dtype, columns in itertools.product(has.dtypes, (96, 131)):
         gate, up = has.normal(7, 200, dtype=dtype)[:, :columns], has.normal(7, columns, dtype=dtype)
         yield f"swiglu {dtype} {columns}", mlx_cuda.swiglu, gate, up
@@ -237,7 +237,7 @@ def attention(has: Inputs) -> Calls:
 
 
 def decoding(has: Inputs) -> Calls:
-    """A small model's step, recorded and replayed three times, with each kind of head and as many rows as blocks share."""
+    """A small model's step, captured and replayed three times, with each kind of head and as many rows as blocks share."""
     import mlx_cuda
     from mlx.nn.layers.quantized import quantize
     from mlx.utils import tree_map

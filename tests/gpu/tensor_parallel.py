@@ -41,9 +41,9 @@ def run(group: Any, options: dict[str, Any], sequences: int) -> dict[str, Any]:
     model.shard(group)
     mx.eval(model.parameters())
     with mlx_cuda.patch():
-        patched = [logits_of(model, tokens) for _ in range(2)]  # the second takes over what the first has recorded
+        patched = [logits_of(model, tokens) for _ in range(2)]  # the second takes over what the first has captured
         decoding, choice = decoding_of(model), mlx_cuda.explain(mlx_cuda.decode_step, model)
-        found = {"replayed": decoding.replayed, "recorded": decoding.recorded, "kernel": choice.kernel, "reason": choice.reason}
+        found = {"replayed": decoding.replayed, "recorded": decoding.captured, "kernel": choice.kernel, "reason": choice.reason}
     error = mx.array(max(relative_error(one, exact) for one in patched))
     found["error"] = mx.distributed.all_max(error, group=group).item()
     found["equal everywhere"] = all(is_same(mx.array(one), group) for one in patched)
@@ -71,7 +71,7 @@ def keeps(group: Any) -> bool:
             mx.eval(logits)
             if at > 12 and not is_same(logits, group):
                 return False
-        return not is_same(mx.array(decoding_of(model).recorded), group)
+        return not is_same(mx.array(decoding_of(model).captured), group)
 
 
 def ours(x: mx.array, group: Any) -> mx.array:

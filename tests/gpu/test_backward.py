@@ -301,12 +301,12 @@ def test_checkpoint(case: list[mx.array]) -> None:
 
 
 def test_an_evaluation_before_the_gradient(case: list[mx.array]) -> None:
-    def early(*arrays: mx.array) -> mx.array:
+    def of_prefixes(*arrays: mx.array) -> mx.array:
         result = attend(*arrays)[0]
         mx.eval(result)
         return mx.square(result.astype(mx.float32)).sum()
 
-    close(mx.grad(early, argnums=EVERY)(*case), mx.grad(plain_loss, argnums=EVERY)(*case))
+    close(mx.grad(of_prefixes, argnums=EVERY)(*case), mx.grad(plain_loss, argnums=EVERY)(*case))
 
 
 def test_jvp(case: list[mx.array], rng: np.random.Generator) -> None:
@@ -318,13 +318,13 @@ def test_second_derivative(case: list[mx.array], rng: np.random.Generator) -> No
     directions = [normal(rng, array.shape, mx.float32) for array in case]
 
     def curvature(function: Callable[..., mx.array], *arrays: mx.array) -> list[mx.array]:
-        def slope(*arrays: mx.array) -> mx.array:
+        def directional(*arrays: mx.array) -> mx.array:
             total = mx.array(0.0)
             for gradient, direction in zip(mx.grad(function, argnums=EVERY)(*arrays), directions, strict=True):
                 total = total + (gradient.astype(mx.float32) * direction).sum()
             return total
 
-        return list(mx.grad(slope, argnums=EVERY)(*arrays))
+        return list(mx.grad(directional, argnums=EVERY)(*arrays))
 
     for ours, theirs in zip(curvature(loss, *case), curvature(plain_loss, *case), strict=True):
         assert relative_error(ours, host(theirs)) <= 1e-2

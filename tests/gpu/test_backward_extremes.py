@@ -42,14 +42,14 @@ def inputs(rng: np.random.Generator, q_len: int, k_len: int, dim: int, dtype: mx
     return [device(array, dtype) for array in (q, k, v, cotangent)]
 
 
-def slopes(function: Callable[..., mx.array], arrays: list[mx.array]) -> list[mx.array]:
+def gradients(function: Callable[..., mx.array], arrays: list[mx.array]) -> list[mx.array]:
     return mx.vjp(function, arrays[:3], arrays[3:])[1]
 
 
 def check(found: list[mx.array], arrays: list[mx.array], bias: reference.Array | None = None, about: object = None) -> None:
     """Finite, and with a bias close to those of float64: but for the part of q's that is a difference of the largest numbers."""
-    for name, slope in zip("qkv", found, strict=True):
-        values = host(slope)
+    for name, gradient in zip("qkv", found, strict=True):
+        values = host(gradient)
         bad = [score for score, of in zip(SCORES, values, strict=True) if not np.isfinite(of).all()]
         assert not bad, f"the gradient of {name} is not finite at {about} for scores of {bad}"
     if bias is None:
@@ -57,8 +57,8 @@ def check(found: list[mx.array], arrays: list[mx.array], bias: reference.Array |
     q, k, v, cotangent = map(host, arrays)
     done = reference.attend(q, k, v, scale=q.shape[-1] ** -0.5, bias=bias, sinks=None)
     exact = reference.attend_vjp(q, k, v, done, cotangent, scale=q.shape[-1] ** -0.5)
-    for name, slope in zip("qkv", found, strict=True):
-        actual, right = host(slope)[..., name == "q" :], exact[name][0][..., name == "q" :]
+    for name, gradient in zip("qkv", found, strict=True):
+        actual, right = host(gradient)[..., name == "q" :], exact[name][0][..., name == "q" :]
         for score, a, b in zip(SCORES, actual, right, strict=True):
             assert np.linalg.norm(a - b) <= CLOSE * np.linalg.norm(b), f"the gradient of {name} at {about} for scores of {score}"
 
@@ -74,7 +74,7 @@ def patched(scale: float, mask: Any = None) -> Callable[..., mx.array]:
 def test_square(rng: np.random.Generator, dim: int, dtype: mx.Dtype) -> None:
     for length in LENGTHS:
         arrays = inputs(rng, length, length, dim, dtype)
-        found = slopes(mlx_cuda.attention, arrays)
+        found = gradients(mlx_cuda.attention, arrays)
         assert mlx_cuda.explain(*arrays[:3]).engine == "cudnn"
         assert "AttentionBackward" in primitives(*found)
         check(found, arrays, np.zeros((length, length)) if length % 64 == 0 and dim <= 128 else None, length)
@@ -86,16 +86,16 @@ def test_masks_and_windows(rng: np.random.Generator, dim: int, dtype: mx.Dtype) 
     for q_len, k_len in (64, 64), (65, 65), (72, 72), (127, 127), (128, 128), (192, 192), (193, 193), (128, 192), (256, 320):
         arrays = inputs(rng, q_len, k_len, dim, dtype)
         for window in None, 50:
-            found = slopes(partial(mlx_cuda.attention, mask="causal", window_size=window), arrays)
+            found = gradients(partial(mlx_cuda.attention, mask="causal", window_size=window), arrays)
             bias = reference.bias_of(q_len, k_len, window=(-1 if window is None else window, 0))
             check(found, arrays, bias if dim == 64 else None, (q_len, k_len, window))
         seen = rng.random((q_len, k_len)) < 0.8
         seen[:, 0] = True
         additive = np.where(seen, rng.standard_normal((q_len, k_len)), -np.inf)
         for mask in mx.array(seen), device(additive, dtype):
-            check(slopes(partial(mlx_cuda.attention, mask=mask), arrays), arrays, None, (q_len, k_len, mask.dtype))
+            check(gradients(partial(mlx_cuda.attention, mask=mask), arrays), arrays, None, (q_len, k_len, mask.dtype))
             with mlx_cuda.patch():
-                check(slopes(patched(dim**-0.5, mask), arrays), arrays, None, (q_len, k_len, mask.dtype, "patched"))
+                check(gradients(patched(dim**-0.5, mask), arrays), arrays, None, (q_len, k_len, mask.dtype, "patched"))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -104,10 +104,10 @@ def test_cross(rng: np.random.Generator, dim: int, deterministic: bool) -> None:
     """Deterministic ones go to cuDNN, as do all on newer GPUs; the queries need not fill a tile either."""
     for q_len, k_len in (4, 128), (16, 192), (33, 64), (64, 192), (100, 128), (100, 320), (128, 192), (130, 64), (192, 128), (256, 320):
         arrays = inputs(rng, q_len, k_len, dim, mx.bfloat16, groups=2)
-        found = slopes(partial(mlx_cuda.attention, deterministic=deterministic), arrays)
+        found = gradients(partial(mlx_cuda.attention, deterministic=deterministic), arrays)
         check(found, arrays, np.zeros((q_len, k_len)) if dim == 64 else None, (q_len, k_len))
         with mlx_cuda.patch():
-            check(slopes(patched(dim**-0.5), arrays), arrays, None, (q_len, k_len, "patched"))
+            check(gradients(patched(dim**-0.5), arrays), arrays, None, (q_len, k_len, "patched"))
 
 
 @dtypes
@@ -116,7 +116,7 @@ def test_the_logarithms_and_sinks(rng: np.random.Generator, dtype: mx.Dtype) -> 
     for length in (64, 128, 192, 200):
         arrays = inputs(rng, length, length, 64, dtype)
         sinks = mx.full((2,), -1000.0, dtype)
-        check(slopes(partial(mlx_cuda.attention, sinks=sinks), arrays), arrays, None, length)
+        check(gradients(partial(mlx_cuda.attention, sinks=sinks), arrays), arrays, None, length)
         both = mx.vjp(lambda q, k, v: mlx_cuda.attention(q, k, v, return_lse=True), arrays[:3], [arrays[3], mx.ones(arrays[0].shape[:3])])
         check(both[1], arrays, None, (length, "lse"))
 
@@ -128,5 +128,5 @@ def test_mlx_alone_is_not_finite(rng: np.random.Generator) -> None:
     if native.engine(mx.default_stream(mx.gpu)).cudnn >= MENDED:  # type: ignore[union-attr]
         pytest.skip("this cuDNN has it no more")
     arrays = inputs(rng, 128, 192, 64, mx.bfloat16)
-    found = slopes(patched(64**-0.5), arrays)
+    found = gradients(patched(64**-0.5), arrays)
     assert not np.isfinite(host(found[0])).all()

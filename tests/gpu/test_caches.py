@@ -98,7 +98,7 @@ def test_a_rotating_cache_grows_with_its_use(rng: np.random.Generator) -> None:
         used.append(mx.get_peak_memory() - before)
         del cache
     assert decoding_of(model).replayed >= 38
-    assert used[1] < 2 * used[0] + (64 << 20)  # 1024 rows of a recording are a few MiB here
+    assert used[1] < 2 * used[0] + (64 << 20)  # 1024 rows of a capture are a few MiB here
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -243,7 +243,7 @@ def test_nothing_is_computed_while_weights_are_not_evaluated(rng: np.random.Gene
     logits = model(words(rng, 1, 1), cache=cache)
     assert logits.shape == (1, 1, 512)
     assert mx.get_peak_memory() - before < 1 << 24  # the weights would be 4 GiB
-    assert not decoding_of(model).recorded
+    assert not decoding_of(model).captured
 
 
 def test_classes_are_mlx_lm_s_again(rng: np.random.Generator) -> None:

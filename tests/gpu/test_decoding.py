@@ -1,4 +1,4 @@
-"""Recorded steps: as good as the model's own against float32, through all that may happen to a cache."""
+"""Captured steps: as good as the model's own against float32, through all that may happen to a cache."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_attention_with_sinks(rng: np.random.Generator, dtype: mx.Dtype, window:
 
 @pytest.mark.parametrize("layout", ["rows of all heads", "every other head", "part of more rows"])
 def test_caches_that_lie_otherwise(rng: np.random.Generator, layout: str) -> None:
-    """What they hold is copied to the recording's memory from where it lies, or put in order before."""
+    """What they hold is copied to the capture's memory from where it lies, or put in order before."""
     lay: dict[str, Callable[[mx.array], mx.array]] = {
         "rows of all heads": lambda x: mx.contiguous(x.swapaxes(1, 2)).swapaxes(1, 2),
         "every other head": lambda x: mx.contiguous(mx.repeat(x, 2, axis=1))[:, ::2],
@@ -156,7 +156,7 @@ def test_caches_that_lie_otherwise(rng: np.random.Generator, layout: str) -> Non
         return mx.concatenate(found, axis=1)
 
     assert relative_error(logits(replayed(model)), host(logits(as_it_is(model)))) < TOLERANCE[mx.float32]
-    assert decoding_of(model).recorded == 1
+    assert decoding_of(model).captured == 1
 
 
 def test_a_window(rng: np.random.Generator) -> None:
@@ -264,7 +264,7 @@ def fails_on_arrays(offset: Any) -> None:
 
 
 @pytest.mark.parametrize("before", [int, fails_on_arrays])
-def test_a_step_that_cannot_be_recorded(rng: np.random.Generator, before: Callable[[Any], Any]) -> None:
+def test_a_step_that_cannot_be_captured(rng: np.random.Generator, before: Callable[[Any], Any]) -> None:
     model, tokens = make(rng, mx.float32), words(rng, 1, 40)
     expected = host(run(model, fresh(model), tokens, as_it_is(model)))
     model.before = before
@@ -280,19 +280,19 @@ def test_a_step_that_cannot_be_recorded(rng: np.random.Generator, before: Callab
 
 
 class Failing(Model):
-    """Its last kernel does not compile, where its step is recorded."""
+    """Its last kernel does not compile, where its step is captured."""
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-        recorded = isinstance(cache[0].offset, mx.array)
+        captured = isinstance(cache[0].offset, mx.array)
         logits = super().__call__(inputs, cache)
-        if not recorded:
+        if not captured:
             return logits
         broken: Any = mx.fast.cuda_kernel(name="broken", input_names=["x"], output_names=["out"], source="this is no program;")
         shape = {"output_shapes": [logits.shape], "output_dtypes": [logits.dtype], "grid": (1, 1, 1), "threadgroup": (1, 1, 1)}
         return broken(inputs=[logits], **shape)[0]  # type: ignore[no-any-return]
 
 
-def test_a_recording_that_fails_half_way_leaves_nothing_behind(rng: np.random.Generator) -> None:
+def test_a_capture_that_fails_half_way_leaves_nothing_behind(rng: np.random.Generator) -> None:
     mx.random.seed(0)
     model, tokens = Failing(), words(rng, 1, 30)
     mx.eval(model.parameters())
@@ -339,7 +339,7 @@ def test_patch_replays_from_the_first_step_on(rng: np.random.Generator) -> None:
         del cache
         again = host(run(model, fresh(model), tokens, as_it_is(model)))
         state = decoding_of(model)
-        assert len(state.sessions) == state.recorded == 1  # the memory of a cache that is gone serves the next
+        assert len(state.sessions) == state.captured == 1  # the memory of a cache that is gone serves the next
         assert state.replayed == 2 * len(first) - 1
         assert relative_error(again, np.concatenate(first, axis=1)) < TOLERANCE[mx.bfloat16]
     assert not hasattr(Model.__call__, "unpatched")

@@ -1,4 +1,4 @@
-"""Recorded steps of batches: as good as the model's own against float32, whichever sequences join and leave."""
+"""Captured steps of batches: as good as the model's own against float32, whichever sequences join and leave."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_batch_with_a_window(rng: np.random.Generator, dtype: mx.Dtype) -> Non
 def test_a_rotating_batch(rng: np.random.Generator, dtype: mx.Dtype) -> None:
     model, tokens = make(rng, dtype), words(rng, 3, 120)
     check_batch(model, tokens, dtype, lambda: RotatingKVCache(48), [4, PROMPT, 7])
-    assert decoding_of(model).recorded == 1
+    assert decoding_of(model).captured == 1
 
 
 @pytest.mark.parametrize("capacity", [32, 64])
@@ -109,8 +109,8 @@ def test_a_batch_whose_size_changes(rng: np.random.Generator, monkeypatch: pytes
         assert one.left_padding.tolist() == other.left_padding.tolist()
         assert relative_error(one.extract(1).keys, host(other.extract(1).keys)) <= TOLERANCE[dtype]
     state = decoding_of(model)
-    assert state.replayed == 32 - state.recorded
-    assert state.recorded == 1  # and other sizes as they come
+    assert state.replayed == 32 - state.captured
+    assert state.captured == 1  # and other sizes as they come
     assert {session.batch for session in state.batches.sessions} == {1, 2, 4}
 
 
@@ -128,7 +128,7 @@ def test_a_batch_between_steps_of_its_own(rng: np.random.Generator) -> None:
         return mx.concatenate(found + [step(tokens[:, i : i + 1], cache) for i in range(21, 40)], axis=1)
 
     assert relative_error(logits(replayed(model)), host(logits(as_it_is(model)))) < TOLERANCE[mx.float32]
-    assert decoding_of(model).recorded == 3  # in pages; then, as rows are hidden, 32 rows, and 64
+    assert decoding_of(model).captured == 3  # in pages; then, as rows are hidden, 32 rows, and 64
 
 
 def test_what_a_batch_gave_away_does_not_hold_its_memory(rng: np.random.Generator) -> None:
@@ -142,7 +142,7 @@ def test_what_a_batch_gave_away_does_not_hold_its_memory(rng: np.random.Generato
             kept.append([each.extract(1) for each in cache])
             expected.append([host(each.keys[1:2, :, PROMPT - 4 : each._idx]) for each in cache])
             del cache
-        assert decoding_of(model).recorded == 1
+        assert decoding_of(model).captured == 1
     for given, exact in zip(kept, expected, strict=True):
         for one, keys in zip(given, exact, strict=True):
             assert np.array_equal(host(one.keys), keys)

@@ -177,7 +177,7 @@ def test_no_gradient_passes(rng: np.random.Generator, module: Any) -> None:
 def test_derivatives_of_the_bias(rng: np.random.Generator, module: Any, names: tuple[str, str], dtype: mx.Dtype) -> None:
     a, scale_a, exact_a = operands(rng, module, (37, 144), names[0])
     b, scale_b, exact_b = operands(rng, module, (21, 144), names[1])
-    bias, slope, cotangent = (normal(rng, shape, mx.float32) for shape in ((21,), (21,), (37, 21)))
+    bias, tangent, cotangent = (normal(rng, shape, mx.float32) for shape in ((21,), (21,), (37, 21)))
 
     def product(bias: mx.array, scale: mx.array | None) -> mx.array:
         return module.fp8_matmul(a, b, scale, scale_b, bias, dtype, gpu())  # type: ignore[no-any-return]
@@ -187,8 +187,8 @@ def test_derivatives_of_the_bias(rng: np.random.Generator, module: Any, names: t
     assert_close(out, exact_a @ exact_b.T + host(bias), size=size, tolerance=max(TOLERANCE[dtype], 5e-4))
     assert gradient.dtype == bias.dtype
     assert_close(gradient, host(cotangent).sum(axis=0), tolerance=4 * TOLERANCE[dtype])
-    _, (moved,) = mx.jvp(lambda bias: product(bias, scale_a), [bias], [slope])
-    assert_close(moved, np.broadcast_to(host(slope), (37, 21)), tolerance=TOLERANCE[dtype])
+    _, (moved,) = mx.jvp(lambda bias: product(bias, scale_a), [bias], [tangent])
+    assert_close(moved, np.broadcast_to(host(tangent), (37, 21)), tolerance=TOLERANCE[dtype])
     if scale_a is not None:
         assert not host(mx.grad(lambda scale: product(bias, scale).sum())(scale_a)).any()
     assert mx.array_equal(mx.compile(product)(bias, scale_a), product(bias, scale_a))

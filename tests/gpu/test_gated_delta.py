@@ -319,15 +319,15 @@ def test_gradients_do_not_read_what_is_masked(rng: np.random.Generator, dtype: m
     seen = np.arange(90) % 3 > 0
     hidden = mx.array(np.flatnonzero(~seen))
 
-    def slopes(*arrays: mx.array) -> list[mx.array]:
+    def gradients(*arrays: mx.array) -> list[mx.array]:
         cotangents = [mx.ones(v.shape, dtype), mx.ones((1, 2, 40, 64))]
         mask = mx.array(seen[None])
         return mx.vjp(lambda q, k, v, g, beta: list(mlx_cuda.gated_delta(q, k, v, g, beta, mask=mask)), list(arrays), cotangents)[1]
 
-    clean = slopes(q, k, v, g, beta)
+    clean = gradients(q, k, v, g, beta)
     for each in q, k, v, g, beta:
         each[:, hidden] = float("nan")
-    for mine, expected in zip(slopes(q, k, v, g, beta), clean, strict=True):
+    for mine, expected in zip(gradients(q, k, v, g, beta), clean, strict=True):
         assert not host(mine[:, hidden]).any()
         assert mx.array_equal(mine, expected)
 
@@ -342,13 +342,13 @@ def test_gradients_write_all_of_their_output(rng: np.random.Generator, dtype: mx
 def test_gradients_where_there_is_vmap_or_compile(rng: np.random.Generator) -> None:
     arrays = draw(rng, (3, 100, 2, 2, 32, 16), mx.float16)
 
-    def slopes(*a: mx.array) -> list[mx.array]:
+    def gradients(*a: mx.array) -> list[mx.array]:
         cotangents = [a[2], mx.ones((a[2].shape[0], 2, 16, 32))]
         return mx.vjp(lambda q, k, v, g, beta: list(mlx_cuda.gated_delta(q, k, v, g, beta)), list(a), cotangents)[1]
 
-    whole = slopes(*arrays)
-    each = mx.vmap(lambda *a: [own[0] for own in slopes(*(one[None] for one in a))])(*arrays)
-    for mine, compiled, expected in zip(each, mx.compile(slopes)(*arrays), whole, strict=True):
+    whole = gradients(*arrays)
+    each = mx.vmap(lambda *a: [own[0] for own in gradients(*(one[None] for one in a))])(*arrays)
+    for mine, compiled, expected in zip(each, mx.compile(gradients)(*arrays), whole, strict=True):
         assert_close(mine, host(expected), tolerance=1e-3)
         assert_close(compiled, host(expected), tolerance=1e-3)
 
@@ -357,10 +357,10 @@ def test_second_derivatives(rng: np.random.Generator) -> None:
     arrays = draw(rng, (1, 70, 1, 1, 32, 16), mx.float16)
 
     def sharpness(function: Callable[..., Any], of: list[mx.array]) -> Any:
-        def slope(k: mx.array) -> Any:
+        def gradient(k: mx.array) -> Any:
             return mx.grad(lambda own: mx.square(function(of[0], own, *of[2:])[0].astype(mx.float32)).sum())(k)
 
-        return mx.grad(lambda k: mx.square(slope(k).astype(mx.float32)).sum())(of[1])
+        return mx.grad(lambda k: mx.square(gradient(k).astype(mx.float32)).sum())(of[1])
 
     ours = sharpness(mlx_cuda.gated_delta, arrays)
     with mx.stream(mx.cpu):

@@ -287,10 +287,10 @@ def test_gradients_of_pairs(dtype: mx.Dtype, ordered: bool, indexed: bool, n: in
     left, right = mx.array(lhs.astype(np.uint32)) if indexed else None, mx.array(rhs.astype(np.uint32))
     _, (dx, dw) = mx.vjp(lambda x, w: gathered(x, w, left, right, ordered=ordered), [x, w], [y])
     expected_x, expected_w = np.zeros(x.shape), np.zeros(w.shape)
-    rows, matrices, slopes = host(x), host(w), host(y)
-    for left_at, right_at, slope in zip(lhs, rhs, slopes, strict=True):
-        expected_x[left_at] += slope @ matrices[right_at]
-        expected_w[right_at] += slope.T @ rows[left_at]
+    rows, matrices, gradients = host(x), host(w), host(y)
+    for left_at, right_at, gradient in zip(lhs, rhs, gradients, strict=True):
+        expected_x[left_at] += gradient @ matrices[right_at]
+        expected_w[right_at] += gradient.T @ rows[left_at]
     assert relative_error(dx, expected_x) <= GRADIENT_TOLERANCE[dtype]
     assert relative_error(dw, expected_w) <= GRADIENT_TOLERANCE[dtype]
 

@@ -201,13 +201,13 @@ def test_the_backward_is_fused(rng: np.random.Generator, activation: Activation)
     assert not names & {"Matmul", "AddMM", "Tanh", "Sigmoid", "Square", "Maximum", "Greater"}
 
 
-def test_gelu_slopes_at_the_ends() -> None:
+def test_gelu_gradients_at_the_ends() -> None:
     x = mx.array([[0.0, 1e30, -1e30, 20.0], [-20.0, 0.0, 3.0, -3.0], [float("nan"), 0.0, 0.0, 0.0]])
     w = mx.eye(4)
     (gradient,) = mx.vjp(lambda x: mlx_cuda.linear(x, w, activation="gelu_approx"), [x], [mx.ones((3, 4))])[1]
     values = host(gradient)
     assert np.isnan(values[2]).all()
-    assert np.allclose(values[:2], reference.activation_slope(np.clip(host(x)[:2], -50, 50), "gelu_approx"), atol=1e-3)
+    assert np.allclose(values[:2], reference.activation_gradient(np.clip(host(x)[:2], -50, 50), "gelu_approx"), atol=1e-3)
 
 
 @dtypes
@@ -217,14 +217,14 @@ def test_second_derivatives(rng: np.random.Generator, dtype: mx.Dtype, activatio
     x, w, bias = inputs(rng, 24, 16, 32, dtype)
     cotangent, direction = normal(rng, (24, 16), dtype), normal(rng, (24, 32), dtype)
 
-    def slope(x: mx.array) -> mx.array:
+    def directional(x: mx.array) -> mx.array:
         (gradient,) = mx.vjp(lambda x: mlx_cuda.linear(x, w, bias, activation=activation), [x], [cotangent])[1]
         return (gradient.astype(mx.float32) * direction.astype(mx.float32)).sum()
 
     def exact(x: reference.Array) -> float:
         return float((reference.linear_vjp(x, host(w), host(bias), activation, host(cotangent))[0] * host(direction)).sum())
 
-    second = host(mx.grad(slope)(x))
+    second = host(mx.grad(directional)(x))
     along, step = rng.standard_normal(x.shape), 1e-5
     difference = (exact(host(x) + step * along) - exact(host(x) - step * along)) / (2 * step)
     assert abs((second * along).sum() - difference) <= 30 * GRADIENT_TOLERANCE[dtype] * max(1.0, np.abs(second * along).sum() ** 0.5)

@@ -100,7 +100,7 @@ def test_patched_models_give_the_same(rng: np.random.Generator, name: str, batch
     assert "CacheReplace" in choice.kernel
     assert "short convolution + silu" in choice.kernel
     assert ("norm x scale" in choice.kernel) == (name != "mamba2")
-    assert relative_error(again, theirs) < TOLERANCE  # over what the first conversation recorded
+    assert relative_error(again, theirs) < TOLERANCE  # over what the first conversation captured
     for each in cache:
         if type(each).__name__ == "ArraysCache":
             assert all(np.isfinite(host(array)).all() for array in each.cache)
@@ -147,7 +147,7 @@ def test_in_a_loop_of_one_s_own(rng: np.random.Generator, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "kimi_linear"])
 def test_batches_whose_sequences_join_and_leave(rng: np.random.Generator, name: str) -> None:
-    """Rows in pages, and states in memory that recordings for all sizes share."""
+    """Rows in pages, and states in memory that captures for all sizes share."""
     model, tokens = make(name), mx.array(rng.integers(0, 512, (3, 80)))
 
     def batch(lengths: list[int]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""mlx-lm's own generation over recorded steps: its caches are cut, copied, saved and loaded, and tokens are those that float32 wants.
+"""mlx-lm's own generation over captured steps: its caches are cut, copied, saved and loaded, and tokens are those that float32 wants.
 
 Logits of random weights lie close together, so a token is compared where float32 separates the two best by more than MLX's own error.
 """
@@ -369,7 +369,7 @@ def test_caches_that_were_left_go_on_together(rng: np.random.Generator, make: Ca
 
 
 def test_weights_that_the_host_has_read_between_batches(rng: np.random.Generator) -> None:
-    """They lie elsewhere then, and what was recorded of where they lay is not replayed."""
+    """They lie elsewhere then, and what was captured of where they lay is not replayed."""
     model, prompts = make_model(0), [words(rng, count) for count in (20, 33)]
     batched(model, prompts, 20)
     arrays = list(dict(tree_flatten(model.parameters())).values())

@@ -56,9 +56,9 @@ def test_attention(rng: Rng, options: dict[str, Any]) -> None:
 
 def test_gradients_of_attention(rng: Rng) -> None:
     q, k, v, cotangent = heads(rng, 4, 2, 2, 4)
-    slopes = mx.vjp(lambda *arrays: mlx_cuda.attention(*arrays, scale=0.125, mask="causal"), [q, k, v], [cotangent])[1]
+    gradients = mx.vjp(lambda *arrays: mlx_cuda.attention(*arrays, scale=0.125, mask="causal"), [q, k, v], [cotangent])[1]
     exact = reference.attention_vjp(*map(host, (q, k, v, cotangent)), scale=0.125, causal=True)
-    for mine, expected in zip(slopes, exact, strict=True):
+    for mine, expected in zip(gradients, exact, strict=True):
         close(mine, expected, GRADIENT_TOLERANCE[HALF])
 
 

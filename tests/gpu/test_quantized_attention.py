@@ -138,9 +138,9 @@ def test_derivatives_and_batches_of_calls(rng: np.random.Generator, bits: int) -
     k, k_values = packed(normal(rng, (2, 2, 90, 64), mx.bfloat16), "affine", 64, bits)
     v, v_values = packed(normal(rng, (2, 2, 90, 64), mx.bfloat16), "affine", 64, bits)
     cotangent = normal(rng, (2, 8, 1, 64), mx.bfloat16)
-    _, (slope,) = mx.vjp(lambda q: attend(q, k, v, group_size=64, bits=bits), [q], [cotangent])
+    _, (gradient,) = mx.vjp(lambda q: attend(q, k, v, group_size=64, bits=bits), [q], [cotangent])
     wanted = reference.attention_vjp(host(q), host(k_values), host(v_values), host(cotangent), scale=0.125)[0]
-    assert relative_error(slope, wanted) < 3e-2
+    assert relative_error(gradient, wanted) < 3e-2
     several = mx.stack([q, q * 2])
     out = mx.vmap(lambda q: attend(q, k, v, group_size=64, bits=bits))(several)
     for each, of in zip(out, several, strict=True):

@@ -268,17 +268,17 @@ def test_one_row_of_small_weights_is_mlx_s(rng: np.random.Generator) -> None:
 @dtypes
 def test_gradients_of_a_vector(rng: np.random.Generator, dtype: mx.Dtype) -> None:
     """Of everything that has one: MLX's own function raises an error for vectors here."""
-    weights, slope = cases.draw(rng, (64, 256), FORM, dtype), normal(rng, (64,), dtype)
+    weights, cotangent = cases.draw(rng, (64, 256), FORM, dtype), normal(rng, (64,), dtype)
     x, (packed, *parts) = normal(rng, (256,), dtype), weights.arrays
 
     def product(x: mx.array, *parts: mx.array) -> mx.array:
         result: mx.array = OURS.quantized_matmul(x, packed, *parts, **weights.options)
         return result
 
-    by_x, by_scales, by_biases = mx.vjp(product, [x, *parts], [slope])[1]
+    by_x, by_scales, by_biases = mx.vjp(product, [x, *parts], [cotangent])[1]
     codes = unpacked(np.array(packed), 4).astype(np.float64)
-    dense = np.outer(host(slope), host(x))
-    assert_close(by_x, host(slope) @ weights.exact, tolerance=GRADIENT_TOLERANCE[dtype])
+    dense = np.outer(host(cotangent), host(x))
+    assert_close(by_x, host(cotangent) @ weights.exact, tolerance=GRADIENT_TOLERANCE[dtype])
     for gradient, each in ((by_scales, dense * codes), (by_biases, dense)):
         assert_close(gradient, each.reshape(64, -1, 64).sum(axis=2), tolerance=GRADIENT_TOLERANCE[dtype])
 
@@ -356,14 +356,14 @@ def test_gradients_of_scales_and_biases(rng: np.random.Generator) -> None:
     codes = unpacked(np.array(weights.arrays[0]), 4).astype(np.float64)
     for rows in 5, 100:
         x, cotangent = normal(rng, (rows, 256), mx.float32), normal(rng, (rows, 64), mx.float32)
-        slopes = mx.vjp(
+        gradients = mx.vjp(
             lambda scales, biases, x=x: OURS.quantized_matmul(x, weights.arrays[0], scales, biases, **weights.options),
             list(weights.arrays[1:]),
             [cotangent],
         )[1]
         dense = host(cotangent).T @ host(x)
-        for slope, each in zip(slopes, (dense * codes, dense), strict=True):
-            assert_close(slope, each.reshape(64, -1, 64).sum(axis=2), tolerance=GRADIENT_TOLERANCE[mx.float32])
+        for gradient, each in zip(gradients, (dense * codes, dense), strict=True):
+            assert_close(gradient, each.reshape(64, -1, 64).sum(axis=2), tolerance=GRADIENT_TOLERANCE[mx.float32])
 
 
 @few_forms

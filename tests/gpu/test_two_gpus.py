@@ -77,7 +77,7 @@ def test_from_two_threads(devices: list[mx.Device]) -> None:
 
 
 def test_steps_in_turns(devices: list[mx.Device]) -> None:
-    """Recorded for each GPU, and replayed there."""
+    """Captured for each GPU, and replayed there."""
     streams = [mx.new_stream(device) for device in devices]
     tokens = np.random.default_rng(7).integers(0, 500, (1, 40))
     logits: list[list[np.ndarray]] = [[], []]

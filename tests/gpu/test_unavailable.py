@@ -109,14 +109,14 @@ def test_gradients_by_chunks_without_one_of_their_kernels(rng: np.random.Generat
     q, k = (normal(rng, (1, 130, 2, 64), mx.bfloat16) / 8 for _ in range(2))
     v, g, beta = normal(rng, (1, 130, 4, 64), mx.bfloat16), *(mx.sigmoid(normal(rng, (1, 130, 4), mx.float32)) for _ in range(2))
 
-    def slopes() -> list[mx.array]:
+    def gradients() -> list[mx.array]:
         return list(mx.grad(lambda *a: mlx_cuda.gated_delta(*a)[0].astype(mx.float32).sum(), argnums=(0, 1, 2, 3, 4))(q, k, v, g, beta))
 
-    expected = [np.array(each.astype(mx.float32)).astype(np.float64) for each in slopes()]
+    expected = [np.array(each.astype(mx.float32)).astype(np.float64) for each in gradients()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         inject("kernel", after)
-        found = slopes()
+        found = gradients()
         assert not inject("kernel", -2), "nothing failed"
     for mine, other in zip(found, expected, strict=True):
         assert relative_error(mine, other) < 3e-2

@@ -220,6 +220,6 @@ def test_products_with_one_and_two_tiles_of_k(rng: np.random.Generator, form: Fo
     def product(rows: mx.array) -> Any:
         return MLX.quantized_matmul(rows, *values.arrays, **values.options | {"transpose": False})
 
-    out, (slope,) = mx.vjp(product, [rows], [cotangent])
+    out, (gradient,) = mx.vjp(product, [rows], [cotangent])
     assert_close(out[0], host(rows) @ values.exact, tolerance=TOLERANCE[mx.bfloat16])
-    assert_close(slope, host(cotangent) @ values.exact.swapaxes(1, 2), tolerance=GRADIENT_TOLERANCE[mx.bfloat16])
+    assert_close(gradient, host(cotangent) @ values.exact.swapaxes(1, 2), tolerance=GRADIENT_TOLERANCE[mx.bfloat16])

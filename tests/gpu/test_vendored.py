@@ -102,7 +102,7 @@ def test_models_decode_as_they_do_without(rng: np.random.Generator, name: str, b
         steps = decoding_of(model).replayed
     assert choice.engine == "replay", choice.reason
     assert relative_error(ours, theirs) < TOLERANCE
-    assert relative_error(again, theirs) < TOLERANCE  # over what the first conversation recorded
+    assert relative_error(again, theirs) < TOLERANCE  # over what the first conversation captured
     assert steps > COUNT
     assert {*kinds} == {type(model(tokens[:, :1], cache=make_cache()))}
     assert ("DecodeAttention" in choice.kernel or "append + attention" in choice.kernel) == (name != "mlx_vlm.mamba2"), choice.kernel
@@ -125,7 +125,7 @@ def test_pictures_of_other_sizes(rng: np.random.Generator, name: str) -> None:
         ours = all_of_them()
         choice, steps = mlx_cuda.explain(mlx_cuda.decode_step, model), decoding_of(model).replayed
     assert choice.engine == "replay", choice.reason
-    assert steps > 3 * COUNT  # one recording serves all of them, until the cache is full
+    assert steps > 3 * COUNT  # one capture serves all of them, until the cache is full
     for one, other in zip(ours, theirs, strict=True):
         assert relative_error(one, other) < TOLERANCE
     assert relative_error(theirs[1][:, 1:], theirs[2][:, 1:]) > 2 * TOLERANCE  # another prompt says something else

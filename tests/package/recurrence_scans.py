@@ -27,22 +27,22 @@ def scan(call: Call, parts: Chunks, last: mx.array, *, delta: bool) -> Scan:
     shape = (*v.shape[:2], k.shape[4], v.shape[4])
     state = mx.zeros(shape) if call.state is None else call.state.swapaxes(2, 3)
     count = v.shape[2]
-    states, changes, slopes, change_slopes = ([mx.array(0)] * count for _ in range(4))
+    states, changes, gradients, change_gradients = ([mx.array(0)] * count for _ in range(4))
     for i in range(count):
         states[i] = state.astype(dtype)
         change = new[:, :, i] - used[:, :, i] @ states[i] if delta else new[:, :, i]
         changes[i] = change.astype(dtype)
         state = until[:, :, i, -1:] * state + k[:, :, i].swapaxes(2, 3) @ (change * onwards[:, :, i]).astype(dtype)
-    slope, faded = last.swapaxes(2, 3), (dy * until).astype(dtype)
+    gradient, faded = last.swapaxes(2, 3), (dy * until).astype(dtype)
     for i in reversed(range(count)):
-        slopes[i] = slope.astype(dtype)
-        change = scores[:, :, i].swapaxes(2, 3) @ dy[:, :, i] + onwards[:, :, i] * (k[:, :, i] @ slopes[i])
-        change_slopes[i] = change.astype(dtype)
-        slope = until[:, :, i, -1:] * slope + q[:, :, i].swapaxes(2, 3) @ faded[:, :, i]
+        gradients[i] = gradient.astype(dtype)
+        change = scores[:, :, i].swapaxes(2, 3) @ dy[:, :, i] + onwards[:, :, i] * (k[:, :, i] @ gradients[i])
+        change_gradients[i] = change.astype(dtype)
+        gradient = until[:, :, i, -1:] * gradient + q[:, :, i].swapaxes(2, 3) @ faded[:, :, i]
         if delta:
-            slope = slope - used[:, :, i].swapaxes(2, 3) @ change_slopes[i]
-    s, u, r, du = (mx.stack(each, axis=2) for each in (states, changes, slopes, change_slopes))
-    return Scan(s, u, r, du, slope.swapaxes(2, 3), solve)
+            gradient = gradient - used[:, :, i].swapaxes(2, 3) @ change_gradients[i]
+    s, u, r, du = (mx.stack(each, axis=2) for each in (states, changes, gradients, change_gradients))
+    return Scan(s, u, r, du, gradient.swapaxes(2, 3), solve)
 
 
 def by_mlx(call: Call, cotangents: Sequence[mx.array], *, delta: bool) -> list[mx.array]:

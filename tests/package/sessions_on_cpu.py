@@ -1,4 +1,4 @@
-"""Recorded steps on the CPU: what Session and PagedSession use of the native module, with a model that runs again."""
+"""Captured steps on the CPU: what Session and PagedSession use of the native module, with a model that runs again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlx_cuda._mlx_lm import batches, caches, models, pages, prompts, stand_ins
 from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._mlx_lm.stand_ins import PagedStandIn, ReplacedStandIn
 from mlx_cuda._replay import capture, pool, prefixes, sequences, states, step, watch
-from mlx_cuda._replay.capture import Recording, while_recorded
+from mlx_cuda._replay.capture import Capture, while_captured
 from mlx_cuda._replay.kinds import Place
 
 from ..gpu.decoding_model import Model
@@ -187,15 +187,15 @@ class Session(stand_ins.Session):
         }
 
         def again() -> mx.array:
-            def record(recording: Recording) -> mx.array:
+            def record(capture: Capture) -> mx.array:
                 shared, rest = iter(self.step.shared), zip(self.kinds, given, self.memory, self.groups, strict=True)
                 stand_ins: list[Any] = []
                 for layer, (kind, cache, memory, group) in enumerate(rest):
                     own = [next(shared) for _ in memory]
                     stand_ins.append(
-                        ReplacedStandIn(recording, own, *states[layer])
+                        ReplacedStandIn(capture, own, *states[layer])
                         if layer in states
-                        else self.stand_in(recording, kind, cache, None, list(memory), group)
+                        else self.stand_in(capture, kind, cache, None, list(memory), group)
                     )
                 logits: mx.array = function(model, self.step.tokens(), cache=[getattr(each, "shown", each) for each in stand_ins])
                 for new, into in [pair for layer in states for pair in zip(*stand_ins[layer].replaced(), strict=True)]:
@@ -203,11 +203,11 @@ class Session(stand_ins.Session):
                 return logits
 
             try:
-                return while_recorded(Recording(self.step, max(self.groups) + self.apart), record)
+                return while_captured(Capture(self.step, max(self.groups) + self.apart), record)
             except ValueError:  # as `begin_recording` does
-                fewer = Recording(self.step, max(self.groups) + self.apart)
+                fewer = Capture(self.step, max(self.groups) + self.apart)
                 fewer.more_masks = False
-                return while_recorded(fewer, record)
+                return while_captured(fewer, record)
 
         self.step.again, self.step.places = again, [Place(0, 0, 1)] * (max(self.groups) + 1 + self.apart)
         return super().record(taken, twins)
@@ -222,18 +222,18 @@ class PagedSession(batches.PagedSession):
         def again() -> mx.array:
             pool, own = session.pool, session.pool.states.first(session.batch)
 
-            def record(recording: Recording) -> mx.array:
+            def record(capture: Capture) -> mx.array:
                 given: list[Any] = [
-                    PagedStandIn(recording, pair, session.columns * sequences.PAGE, pool.packing, window, place)
+                    PagedStandIn(capture, pair, session.columns * sequences.PAGE, pool.packing, window, place)
                     if change is None
-                    else ReplacedStandIn(recording, state, change.cls, change.arrays)
+                    else ReplacedStandIn(capture, state, change.cls, change.arrays)
                     for pair, window, place, state, change in zip(pool.arrays, pool.windows, pool.places, own, changes, strict=True)
                 ]
                 logits: mx.array = function(model, session.step.tokens(), cache=[getattr(each, "shown", each) for each in given])
                 replace(pool.states, [[] if change is None else each.shown.cache for each, change in zip(given, changes, strict=True)])
                 return logits
 
-            return while_recorded(Recording(session.step), record)
+            return while_captured(Capture(session.step), record)
 
         self.step.again, self.step.places = again, [Place(0, 0, 1)] * self.count
         super().record(model, function, logits, changes)

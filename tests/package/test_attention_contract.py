@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mlx_cuda import attention
 from mlx_cuda._attention import composed
 from mlx_cuda._attention.attention import most_batches, prepare
-from mlx_cuda._attention.composed import on_16_bytes, with_upstream_slopes
+from mlx_cuda._attention.composed import on_16_bytes, with_upstream_gradients
 from mlx_cuda._attention.options import Options
 from mlx_cuda._common.choice import Choice, EngineName
 from mlx_cuda._loader import native
@@ -201,7 +201,7 @@ def test_a_kernel_with_an_additive_mask_has_the_gradients_of_upstream() -> None:
     arrays = [*inputs((2, 4, 5, 8), kv_heads=2, k_len=7, v_dim=8), random((4, 1, 7), seed=9)]
     cotangent = random((2, 4, 5, 8), seed=7)
     with mx.stream(mx.cpu):
-        kernel = with_upstream_slopes(lambda q, k, v, mask: 2 * biased(q, k, v, mask), Options(8**-0.5))
+        kernel = with_upstream_gradients(lambda q, k, v, mask: 2 * biased(q, k, v, mask), Options(8**-0.5))
         (result,), actual = mx.vjp(kernel, arrays, [cotangent])
         assert_close(result, 2 * host(biased(*arrays)))
         for got, array, right in zip(actual, arrays, gradients(biased, arrays, cotangent), strict=True):
@@ -223,11 +223,11 @@ def test_second_derivatives_with_an_additive_mask(monkeypatch: pytest.MonkeyPatc
     directions = [random(array.shape, seed=20 + index) for index, array in enumerate(arrays)]
 
     def curvature(function: Any, arrays: list[mx.array]) -> list[mx.array]:
-        def slope(*arrays: mx.array) -> mx.array:
-            slopes = mx.grad(lambda *arrays: function(*arrays).square().sum(), argnums=EVERY)(*arrays)
-            return mx.array(sum((each * direction).sum() for each, direction in zip(slopes, directions, strict=True)))
+        def directional(*arrays: mx.array) -> mx.array:
+            found = mx.grad(lambda *arrays: function(*arrays).square().sum(), argnums=EVERY)(*arrays)
+            return mx.array(sum((each * direction).sum() for each, direction in zip(found, directions, strict=True)))
 
-        return list(mx.grad(slope, argnums=EVERY)(*arrays))
+        return list(mx.grad(directional, argnums=EVERY)(*arrays))
 
     with mx.stream(mx.cpu):
         wide = curvature(biased, [array.astype(mx.float64) for array in arrays])
@@ -343,16 +343,16 @@ def test_more_sequences_and_heads_than_a_grid_holds(monkeypatch: pytest.MonkeyPa
     cases = [{"mask": mask}, options, {"softcap": 2.0, "left_padding": mx.array([0, 1, 2, 0, 3]), **options}]
     ours: Any = attention
     expected = [ours(*arrays, return_lse=lse, **case) for case in cases]
-    slopes = mx.grad(lambda *each: attention(*each, **options).sum(), argnums=(0, 1, 2))(*arrays)
-    mx.eval(expected, slopes)
+    exact = mx.grad(lambda *each: attention(*each, **options).sum(), argnums=(0, 1, 2))(*arrays)
+    mx.eval(expected, exact)
     monkeypatch.setattr("mlx_cuda._attention.attention.MOST_BLOCKS", 4)
     for case, right in zip(cases, expected, strict=True):
         result = ours(*arrays, return_lse=lse, **case)
         for each, wanted in zip(result, right, strict=True) if lse else [(result, right)]:
             assert_close(each, host(wanted))
     found = mx.grad(lambda *each: attention(*each, **options).sum(), argnums=(0, 1, 2))(*arrays)
-    for slope, wanted in zip(found, slopes, strict=True):
-        assert_close(slope, host(wanted))
+    for got, wanted in zip(found, exact, strict=True):
+        assert_close(got, host(wanted))
 
 
 def test_in_how_many_parts_it_is_computed() -> None:
@@ -386,21 +386,21 @@ def test_upstreams_gradients_see_whole_tiles_of_keys(monkeypatch: pytest.MonkeyP
         seen.append(k.shape[2])
         return theirs(q, k, v, **options)
 
-    def slopes() -> list[mx.array]:
+    def derived() -> list[mx.array]:
         options = Options(0.3, mask=mask if isinstance(mask, mx.array) else None, window=(-1, 0 if mask == "causal" else -1))
         call = partial(composed.upstream, options=options, force_fused=False)
         return mx.vjp(call, arrays, [random((1, 2, 128, 16), mx.bfloat16, seed=7)])[1]
 
     monkeypatch.setattr(composed, "upstream_attention", attend)
     monkeypatch.setattr(native, "engine", lambda _: "no GPU")
-    expected = slopes()
+    expected = derived()
     assert set(seen) == {192}
     engine: Any = SimpleNamespace(capability=(9, 0), module=SimpleNamespace(traced=lambda _: True))
     monkeypatch.setattr(native, "engine", lambda _: engine)
     monkeypatch.setattr(native, "device_capability", lambda _: (9, 0))
     seen.clear()
-    found = slopes()
+    found = derived()
     assert set(seen) == {192 if mask_name == "causal" else 256}
-    for slope, wanted in zip(found, expected, strict=True):
-        assert slope.shape == wanted.shape
-        assert_close(slope, host(wanted), slack=4)
+    for got, wanted in zip(found, expected, strict=True):
+        assert got.shape == wanted.shape
+        assert_close(got, host(wanted), slack=4)

@@ -172,8 +172,8 @@ def test_gradients_reach_the_sinks() -> None:
     gradient, step = host(mx.grad(loss)(sinks)), 1e-2
     for head in range(2):
         shift = mx.array([step * (index == head) for index in range(2)])
-        slope = (loss(sinks + shift).item() - loss(sinks - shift).item()) / (2 * step)
-        assert gradient[head] == pytest.approx(slope, rel=2e-2, abs=1e-4)
+        difference = (loss(sinks + shift).item() - loss(sinks - shift).item()) / (2 * step)
+        assert gradient[head] == pytest.approx(difference, rel=2e-2, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Batches through recorded steps, on the CPU: the model runs again instead, with stand-ins for its caches."""
+"""Batches through captured steps, on the CPU: the model runs again instead, with stand-ins for its caches."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_a_batch_whose_size_changes(decoding: Decoding, model: Model, monkeypatc
         assert one.offset.tolist() == other.offset.tolist()
         assert one.left_padding.tolist() == other.left_padding.tolist()
         assert close(one.extract(1).keys, other.extract(1).keys)
-    assert decoding.replayed == 32 - decoding.recorded
-    assert decoding.recorded == 1  # and other sizes as they come
+    assert decoding.replayed == 32 - decoding.captured
+    assert decoding.captured == 1  # and other sizes as they come
     assert {session.batch for session in decoding.batches.sessions} == {1, 2, 4}
 
 
@@ -60,7 +60,7 @@ def test_a_rotating_batch(decoding: Decoding, model: Model) -> None:
         assert np.maximum(0, one.left_padding.tolist()).tolist() == other.left_padding.tolist()
         assert (other._idx, other.rotated) == (16, False)  # the oldest is the first
         assert close(mx.roll(one.keys, -one._idx, 2), other.keys)
-    assert decoding.recorded == 1
+    assert decoding.captured == 1
     assert decoding.replayed == 39
 
 
@@ -100,11 +100,11 @@ def test_a_window_shorter_than_a_rotating_batch(decoding: Decoding, rows: int) -
         cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))], lambda: RotatingKVCache(rows))
         found.append([call(tokens[:, i : i + 1], cache) for i in range(8, 40)])
     assert all(close(*both) for both in zip(*found, strict=True))
-    assert decoding.recorded == 1
+    assert decoding.captured == 1
     assert isinstance(cache[0], BatchRotatingKVCache)
 
 
-def test_caches_that_a_recording_does_not_fit_run_as_they_are(decoding: Decoding, model: Model) -> None:
+def test_caches_that_a_capture_does_not_fit_run_as_they_are(decoding: Decoding, model: Model) -> None:
     class Other(KVCache):
         """Of a kind that is not known."""
 
@@ -119,7 +119,7 @@ def test_caches_that_a_recording_does_not_fit_run_as_they_are(decoding: Decoding
 
 
 @pytest.mark.parametrize(("prompt", "replays"), [(0, 7 + 8), (3, 8 + 9)])
-def test_conversations_after_each_other_share_a_recording(decoding: Decoding, model: Model, prompt: int, replays: int) -> None:
+def test_conversations_after_each_other_share_a_capture(decoding: Decoding, model: Model, prompt: int, replays: int) -> None:
     """From the first step on, where there was a prompt."""
     tokens = words(prompt + 9)[:1]
     for _ in range(2):
@@ -131,7 +131,7 @@ def test_conversations_after_each_other_share_a_recording(decoding: Decoding, mo
             logits = decoding.step(model, type(model).__call__, token, cache, at_once=False)
             assert close(logits, model(token, cache=own))
         del cache
-    assert (decoding.recorded, decoding.replayed) == (1, replays)
+    assert (decoding.captured, decoding.replayed) == (1, replays)
 
 
 def test_one_conversation_still_has_one_offset(decoding: Decoding, model: Model) -> None:
@@ -253,7 +253,7 @@ def test_a_sequence_that_has_read_nothing_joins(decoding: Decoding, model: Model
         found.append(mx.concatenate(logits + [call(four[:, i : i + 1], cache) for i in range(21, 24)]))
     assert close(*found)
     assert all(among)
-    assert decoding.recorded == 1
+    assert decoding.captured == 1
 
 
 def test_which_batches_without_rows_join(decoding: Decoding, model: Model) -> None:
@@ -336,7 +336,7 @@ def test_what_was_given_away_leaves_its_pages_first(
     assert PagedStandIn not in map(type, gc.get_objects())  # which hold the pages' memory
     assert decoding.batches.pool is not None
     assert decoding.batches.pool.regions[0].count < 60
-    assert decoding.recorded < 4
+    assert decoding.captured < 4
 
 
 def test_pages_are_made_again_where_twice_as_many_have_no_room(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,17 +376,17 @@ def test_fewer_pages_where_others_have_the_memory(decoding: Decoding, model: Mod
     call(tokens[:, 12:13], cache)
 
 
-def test_weights_that_moved_are_recorded_again(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_moved_are_captured_again(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, call = words(40), replayed(decoding, model)
     cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
     for i in range(8, 12):
         call(tokens[:, i : i + 1], cache)
-    pool, before = decoding.batches.pool, decoding.recorded
+    pool, before = decoding.batches.pool, decoding.captured
     with monkeypatch.context() as patched:
         patched.setattr(Step, "moved", lambda _: True)
         call(tokens[:, 12:13], cache)
     call(tokens[:, 13:14], cache)
-    assert decoding.recorded == before + 1
+    assert decoding.captured == before + 1
     assert decoding.batches.pool is pool
     assert sequences.is_in_pages(cache[0])
 
@@ -420,7 +420,7 @@ def test_too_few_pages(decoding: Decoding, model: Model, monkeypatch: pytest.Mon
     assert all(close(*both) for both in zip(*found, strict=True))
     assert decoding.batches.pool is not None
     assert decoding.batches.pool.regions[0].count > 10
-    assert 1 < decoding.recorded < 5
+    assert 1 < decoding.captured < 5
 
 
 def test_an_interrupt_leaves_a_batch_as_it_was(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,8 +120,8 @@ def test_rotating_memory_grows_with_its_use(decoding: Decoding, model: Any, step
         assert close(*logits)
         at += 4
     assert [each.state[2:] for each in ours] == [each.state[2:] for each in theirs]
-    assert decoding.replayed >= 83 - decoding.recorded
-    assert decoding.recorded <= 10
+    assert decoding.replayed >= 83 - decoding.captured
+    assert decoding.captured <= 10
 
 
 @pytest.mark.parametrize("most", [100_000, 50, 33])
@@ -143,10 +143,10 @@ def test_a_rotating_cache_takes_over_the_memory_of_another_size(model: Any, step
     """While both are not full; another one has more or fewer rows."""
     steps(step, after_a_prompt(model, lambda: caches.RotatingKVCache(100_000)), PROMPT, 20)
     for most, more in ((60, 0), (30, 2), (100_000, 0)):
-        before = decoding.recorded
+        before = decoding.captured
         ours, theirs = (after_a_prompt(model, partial(caches.RotatingKVCache, most), 1) for _ in range(2))
         assert close(steps(step, ours, PROMPT, 20), steps(as_it_is, theirs, PROMPT, 20))
-        assert decoding.recorded == before + more
+        assert decoding.captured == before + more
         del ours
 
 

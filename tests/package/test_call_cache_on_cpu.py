@@ -316,7 +316,7 @@ def test_custom_functions_are_left_out_where_nothing_is_transformed(native: Any)
     pair: Any = mx.custom_function(lambda a, b: (a + b, a - b))
 
     @pair.vjp  # type: ignore[untyped-decorator]
-    def slopes(primals: Any, cotangents: Any, outputs: Any) -> Any:
+    def gradients(primals: Any, cotangents: Any, outputs: Any) -> Any:
         return [mx.ones_like(each) * 7 for each in primals]
 
     call = Counted(native, lambda a, b: tuple(pair(a, b)[::-1]))

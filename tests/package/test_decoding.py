@@ -1,4 +1,4 @@
-"""Which calls are steps, and when they are recorded and replayed."""
+"""Which calls are steps, and when they are captured and replayed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlx_cuda._mlx_lm import in_pages, models, wrapped
 from mlx_cuda._mlx_lm.caches import Growing
 from mlx_cuda._mlx_lm.models import Decoding, decoding_of
 from mlx_cuda._mlx_lm.wrapped import replaying
-from mlx_cuda._replay.capture import Recording, while_recorded
+from mlx_cuda._replay.capture import Capture, while_captured
 from mlx_cuda._replay.errors import NotReplayed
 
 from .sessions_on_cpu import leave_unloaded, native_module
@@ -59,7 +59,7 @@ KVCache.__module__ = BatchKVCache.__module__ = ArraysCache.__module__ = "mlx_lm.
 
 
 class Session:
-    """What `Decoding` uses of a recorded step."""
+    """What `Decoding` uses of a captured step."""
 
     refusal: Exception | None = None
     nbytes = 1
@@ -116,7 +116,7 @@ def step(decoding: Decoding, *caches: Any, at_once: bool = False, batch: int = 1
     return logits if isinstance(logits, str) else "as it is"
 
 
-def test_the_first_step_of_a_conversation_is_recorded(decoding: Decoding) -> None:
+def test_the_first_step_of_a_conversation_is_captured(decoding: Decoding) -> None:
     one = KVCache()
     assert [step(decoding, one) for _ in range(3)] == ["as it is", "replayed", "replayed"]
     assert decoding.reason == ""
@@ -130,7 +130,7 @@ def test_the_first_step_of_a_conversation_is_recorded(decoding: Decoding) -> Non
     ([KVCache], 0),
     ([KVCache, ArraysCache], 0),
 ])  # fmt: skip
-def test_the_second_step_is_recorded_of_a_batch_and_without_a_prompt(decoding: Decoding, kinds: list[type[Any]], offset: int) -> None:
+def test_the_second_step_is_captured_of_a_batch_and_without_a_prompt(decoding: Decoding, kinds: list[type[Any]], offset: int) -> None:
     caches = [kind() for kind in kinds]
     vars(caches[0])["offset"] = offset
     assert step(decoding, *caches) == "as it is"
@@ -138,13 +138,13 @@ def test_the_second_step_is_recorded_of_a_batch_and_without_a_prompt(decoding: D
     assert [step(decoding, *caches) for _ in range(3)] == ["as it is", "replayed", "replayed"]
 
 
-def test_the_first_step_is_recorded_beside_linear_attention(decoding: Decoding) -> None:
+def test_the_first_step_is_captured_beside_linear_attention(decoding: Decoding) -> None:
     caches = [ArraysCache(), KVCache()]
     assert [step(decoding, *caches) for _ in range(3)] == ["as it is", "replayed", "replayed"]
 
 
 @pytest.mark.parametrize("first", [None, mx.zeros(2, mx.float16), mx.zeros(3)])
-def test_a_step_that_changes_what_its_arrays_are_is_not_recorded(decoding: Decoding, first: mx.array | None) -> None:
+def test_a_step_that_changes_what_its_arrays_are_is_not_captured(decoding: Decoding, first: mx.array | None) -> None:
     one, rows = ArraysCache(), KVCache()
     one.cache = [first]
 
@@ -186,7 +186,7 @@ def test_caches_that_take_turns(decoding: Decoding) -> None:
         vars(session).update(caches=[], room=9)
     two = KVCache(), KVCache()
     assert [step(decoding, cache) for cache in two * 3] == ["replayed"] * 6
-    assert decoding.recorded == 2
+    assert decoding.captured == 2
 
 
 def test_caches_that_are_gone_are_not_counted(decoding: Decoding) -> None:
@@ -196,12 +196,12 @@ def test_caches_that_are_gone_are_not_counted(decoding: Decoding) -> None:
     assert len(vars(decoding)["_own"]._steps) == 0
 
 
-def test_a_step_is_recorded_at_once_where_that_is_asked(decoding: Decoding) -> None:
+def test_a_step_is_captured_at_once_where_that_is_asked(decoding: Decoding) -> None:
     one = KVCache()
     assert [step(decoding, one, at_once=True) for _ in range(2)] == ["as it is", "replayed"]
 
 
-def test_a_full_cache_is_recorded_again(decoding: Decoding) -> None:
+def test_a_full_cache_is_captured_again(decoding: Decoding) -> None:
     one = KVCache()
     assert [step(decoding, one) for _ in range(6)] == ["as it is", "replayed", "replayed"] * 2
     assert len(decoding.sessions) == 1
@@ -216,7 +216,7 @@ def test_the_memory_of_a_cache_that_is_gone_serves_the_next(decoding: Decoding) 
     assert decoding.sessions[0].taken == 1  # type: ignore[attr-defined]
 
 
-def test_a_batch_of_one_begins_as_when_nothing_had_been_recorded(decoding: Decoding) -> None:
+def test_a_batch_of_one_begins_as_when_nothing_had_been_captured(decoding: Decoding) -> None:
     step(decoding, BatchKVCache(), at_once=True)
     vars(decoding.sessions[0])["caches"] = []
     cache = BatchKVCache()
@@ -228,10 +228,10 @@ def test_each_size_of_a_batch_has_its_own(decoding: Decoding) -> None:
     sizes = [2, 2, 2, 3, 3, 2, 1, 3]
     expected = ["as it is", "as it is", "replayed", "as it is", "as it is", "replayed", "as it is", "replayed"]
     assert [step(decoding, one, batch=size) for size in sizes] == expected
-    assert decoding.recorded == 2
+    assert decoding.captured == 2
 
 
-def test_a_batch_that_outgrows_what_it_was_given_is_recorded_at_once(decoding: Decoding) -> None:
+def test_a_batch_that_outgrows_what_it_was_given_is_captured_at_once(decoding: Decoding) -> None:
     step(decoding, KVCache(), at_once=True, batch=2)
     vars(decoding.sessions[0])["caches"] = []
     one = KVCache()
@@ -249,33 +249,33 @@ def test_what_no_cache_has_is_kept_while_it_is_small(decoding: Decoding, monkeyp
     assert [session.owner() for session in decoding.sessions] == [one, None, None, other]
 
 
-def test_other_weights_end_what_was_recorded(decoding: Decoding) -> None:
+def test_other_weights_end_what_was_captured(decoding: Decoding) -> None:
     one = KVCache()
     step(decoding, one, at_once=True)
     decoding._own.weights.same = lambda _: False  # type: ignore[union-attr, method-assign]
-    assert [step(decoding, one), decoding.recorded] == ["as it is", 1]
+    assert [step(decoding, one), decoding.captured] == ["as it is", 1]
 
 
-def test_a_recording_leaves_what_was_patched_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_leaves_what_was_patched_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     upstream = mx.fast.scaled_dot_product_attention
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", upstream)  # afterwards
-    recorded: list[bool] = []
-    while_recorded(Recording(None), lambda _: recorded.append(mx.fast.scaled_dot_product_attention is upstream))
-    assert recorded == [False]
+    captured: list[bool] = []
+    while_captured(Capture(None), lambda _: captured.append(mx.fast.scaled_dot_product_attention is upstream))
+    assert captured == [False]
     assert mx.fast.scaled_dot_product_attention is upstream
 
     def patched(*_: Any, **__: Any) -> mx.array:
         raise AssertionError
 
-    while_recorded(Recording(None), lambda _: monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", patched))
+    while_captured(Capture(None), lambda _: monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", patched))
     assert mx.fast.scaled_dot_product_attention is patched
 
 
-def test_recordings_that_are_not_replayed_end(decoding: Decoding) -> None:
+def test_captures_that_are_not_replayed_end(decoding: Decoding) -> None:
     for _ in range(40):
         assert step(decoding, KVCache()) == "as it is"
         vars(decoding)["_own"].sessions.clear()
-    assert decoding.recorded == models.FEW_REPLAYS
+    assert decoding.captured == models.FEW_REPLAYS
     assert "seldom" in decoding.reason
     one = KVCache()
     for _ in range(models.FEW_REPLAYS**2 - 1):  # as many steps as they should have replayed
@@ -284,11 +284,11 @@ def test_recordings_that_are_not_replayed_end(decoding: Decoding) -> None:
     assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
 
 
-def test_who_asks_for_a_recording_is_given_one(decoding: Decoding) -> None:
+def test_who_asks_for_a_capture_is_given_one(decoding: Decoding) -> None:
     """However many there were: ``decode_step`` raises where there is none."""
     for count in range(1, 2 * models.FEW_REPLAYS):
         assert step(decoding, KVCache(), at_once=True) == "as it is"
-        assert decoding.recorded == count
+        assert decoding.captured == count
         assert not decoding.reason
 
 
@@ -338,7 +338,7 @@ def test_each_thread_has_its_own(decoding: Decoding) -> None:
     assert step(decoding, one) == "replayed"
 
 
-def test_another_thread_may_end_what_was_recorded_at_any_time(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_thread_may_end_what_was_captured_at_any_time(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
     def ended(_: Any) -> Any:
         decoding.forget()
         return Growing
@@ -351,7 +351,7 @@ def test_another_thread_may_end_what_was_recorded_at_any_time(decoding: Decoding
     assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
 
 
-def test_a_copy_of_a_model_has_nothing_recorded() -> None:
+def test_a_copy_of_a_model_has_nothing_captured() -> None:
     model = nn.Linear(1, 1)
     own = decoding_of(model)
     for other in (copy.copy(model), copy.deepcopy(model)):

@@ -1,4 +1,4 @@
-"""What errors do to steps that are recorded or replayed: whose they are, and whether the model goes on."""
+"""What errors do to steps that are captured or replayed: whose they are, and whether the model goes on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["decoding"]
 
 
 @pytest.mark.parametrize(("refusal", "tries"), [(NotReplayed("it reads"), 1), (CaptureError("a kernel failed"), models.FAILURES)])
-def test_what_cannot_be_recorded_runs_as_it_is(decoding: Decoding, monkeypatch: pytest.MonkeyPatch, refusal: Exception, tries: int) -> None:
+def test_what_cannot_be_captured_runs_as_it_is(decoding: Decoding, monkeypatch: pytest.MonkeyPatch, refusal: Exception, tries: int) -> None:
     monkeypatch.setattr(Session, "refusal", refusal)
     made: list[Session] = []
 
@@ -144,7 +144,7 @@ def test_memory_of_an_attempt_is_given_back_where_it_is_full(
     assert held_when_cleared == ([0] if "memory" in error else [])
 
 
-def test_what_cannot_be_recorded_stops_nothing_of_another_kind(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_captured_stops_nothing_of_another_kind(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
     one = BatchKVCache()
     monkeypatch.setattr(Session, "refusal", NotReplayed("it reads"))
     assert {step(decoding, one, batch=2) for _ in range(4)} == {"as it is"}
@@ -185,7 +185,7 @@ def test_a_model_that_has_changed_is_tried_again(decoding: Decoding, monkeypatch
     assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
 
 
-def test_a_step_that_changes_its_model_ends_what_was_recorded(decoding: Decoding) -> None:
+def test_a_step_that_changes_its_model_ends_what_was_captured(decoding: Decoding) -> None:
     one, other = KVCache(), KVCache()
     step(decoding, one)
     (before,) = decoding.sessions

@@ -177,7 +177,7 @@ def where(cache: list[Any]) -> list[tuple[int, int]]:
     return [(each.offset, getattr(each, "_idx", 0)) for each in cache]
 
 
-# The token at whose step the interrupt comes: the second is recorded, then those are replayed that the memory has room for.
+# The token at whose step the interrupt comes: the second is captured, then those are replayed that the memory has room for.
 @pytest.mark.parametrize("kinds", ["gg", "rr", "gr"])
 @pytest.mark.parametrize("at", [1, 2, 11, 16], ids=["recorded", "replayed", "replayed where a window is full", "recorded with more memory"])
 def test_an_interrupted_step_can_be_taken_again(kinds: str, at: int) -> None:
@@ -193,7 +193,7 @@ def test_an_interrupted_step_can_be_taken_again(kinds: str, at: int) -> None:
             capture._lock.release()
             pytest.fail(place)
         assert mx.fast.scaled_dot_product_attention is own, place
-        assert getattr(capture._current, "recording", None) is None, place
+        assert getattr(capture._current, "capture", None) is None, place
         assert not getattr(models._inside, "a_step", False), place
         if found is None:
             assert where(cache) == before, place

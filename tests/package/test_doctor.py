@@ -138,7 +138,7 @@ def doctor(*arguments: str, **changed: str) -> subprocess.Popen[str]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no broken pipes")
 @pytest.mark.parametrize("arguments", [["doctor"], ["doctor", "--json"], ["tune", "--show"]])
-def test_a_reader_that_stops_early(arguments: list[str]) -> None:
+def test_a_reader_that_stops_halfway(arguments: list[str]) -> None:
     with doctor(*arguments) as process:
         assert process.stdout is not None
         assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""What a recorded step's fusion takes for a gate or for an addition, compiled for MLX's CPU backend."""
+"""What a captured step's fusion takes for a gate or for an addition, compiled for MLX's CPU backend."""
 
 from __future__ import annotations
 

@@ -290,10 +290,10 @@ def test_gradients_of_a_single_matrix(right: tuple[int, ...], natively: bool, re
     a, cotangent = random((3, 64)), random((3, 16))
     for rhs in mx.array(0), mx.array([0, 0]):
         which = {"lhs_indices": mx.zeros_like(rhs), "rhs_indices": rhs}
-        slopes = mx.broadcast_to(cotangent, (*rhs.shape, 3, 16))
-        _, (quantised,) = mx.vjp(lambda a, which=which: OURS.gather_qmm(a, *weights.arrays, **weights.options, **which), [a], [slopes])
+        cotangents = mx.broadcast_to(cotangent, (*rhs.shape, 3, 16))
+        _, (quantised,) = mx.vjp(lambda a, which=which: OURS.gather_qmm(a, *weights.arrays, **weights.options, **which), [a], [cotangents])
         b = mx.array(weights.exact.astype(np.float32)).swapaxes(-1, -2)
-        _, (dense, _) = mx.vjp(lambda a, b, which=which: OURS.gather_mm(a, b, **which), [a, b], [slopes])
+        _, (dense, _) = mx.vjp(lambda a, b, which=which: OURS.gather_mm(a, b, **which), [a, b], [cotangents])
         exact = rhs.size * host(cotangent) @ weights.exact.reshape(-1, 16, 64)[0]
         assert_close(quantised, exact, slack=2)
         assert_close(dense, exact, slack=2)

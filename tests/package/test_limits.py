@@ -17,7 +17,7 @@ from mlx_cuda._common.limits import (
     Figures,
     Products,
     as_json,
-    careful,
+    conservative,
     from_json,
     kind_of,
 )
@@ -55,7 +55,7 @@ def _put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ((12, 1), Figures(48, 2.5, 0.273e12), 576),  # DGX Spark
 ])  # fmt: skip
 def test_data_sheets(capability: tuple[int, int], figures: Figures, rows: int) -> None:
-    found = careful(capability, figures)
+    found = conservative(capability, figures)
     assert {each.upstream for each in found.products.values()} == {rows}
     assert found.attention.chunks == ("cudnn" if capability > (9, 0) else "flash")
     assert found.products["fp8"].half_precision == (512 if capability == (9, 0) else 64)

@@ -110,7 +110,7 @@ class Recorder:
 
 @pytest.fixture
 def native(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """Every stream has an engine: an H200 with a recording module."""
+    """Every stream has an engine: an H200 with a capture module."""
     recorder = Recorder()
     monkeypatch.setattr(_native, "engine", lambda _: _native.Engine(cast("NativeModule", recorder), (9, 0), (9, 28, 0)))
     return recorder

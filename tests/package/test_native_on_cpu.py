@@ -61,8 +61,8 @@ def test_composed_attention_is_the_same_natively(native: Any, data: st.DataObjec
     both = natively, by_python
     for actual, expected in zip(*(call(q, k, v) for call in both), strict=True):
         np.testing.assert_allclose(host(actual), host(expected), rtol=1e-5, atol=1e-5)
-    slopes = [mx.grad(lambda *arrays, call=call: call(*arrays)[0].square().sum(), argnums=(0, 1, 2))(q, k, v) for call in both]
-    for actual, expected in zip(*slopes, strict=True):
+    gradients = [mx.grad(lambda *arrays, call=call: call(*arrays)[0].square().sum(), argnums=(0, 1, 2))(q, k, v) for call in both]
+    for actual, expected in zip(*gradients, strict=True):
         np.testing.assert_allclose(host(actual), host(expected), rtol=1e-4, atol=1e-5)
         assert np.isfinite(host(actual)).all()
 

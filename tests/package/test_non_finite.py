@@ -103,7 +103,7 @@ def test_formulas_of_the_gradients_of_linear_attention(name: str, *, delta: bool
     ours: Any = mx.custom_function(forward)
 
     @ours.vjp  # type: ignore[untyped-decorator]
-    def slopes(primals: Any, cotangents: Any, _: Any) -> Any:
+    def gradients(primals: Any, cotangents: Any, _: Any) -> Any:
         q, k, v, g, beta, state = primals
         return by_mlx(Linear(q, k, v, g, beta, state, None, None), cotangents, delta=delta)
 

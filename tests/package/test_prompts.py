@@ -46,7 +46,7 @@ def test_every_few_layers_are_begun(begun: list[mx.array]) -> None:
     caches: list[Any] = [Cache() for _ in range(11)]
     caches[5] = State()  # whose group begins with the next one
     arrays = [(mx.array(layer), mx.array(-layer)) for layer in range(11)]
-    with prompts.begun_early(caches):
+    with prompts.begun_ahead(caches):
         results = [cache.update_and_fetch(*each) for cache, each in zip(caches, arrays, strict=True) if isinstance(cache, Cache)]
     assert [int(array.item()) for array in begun] == [1, -1, 6, -6, 9, -9, 1]  # type: ignore[arg-type]
     assert [int(keys.item()) for keys, _ in results] == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def test_every_few_layers_are_begun(begun: list[mx.array]) -> None:
 def test_the_host_does_not_run_away(begun: list[mx.array]) -> None:
     """It waits for the part before the last one that the device has been given."""
     caches = [Cache() for _ in range(5 * prompts.LAYERS)]
-    with prompts.begun_early(caches):
+    with prompts.begun_ahead(caches):
         for layer, cache in enumerate(caches):
             cache.update_and_fetch(mx.array(layer), mx.array(-layer))
     assert [int(array.item()) for array in begun] == [1, -1, 5, -5, 9, -9, 1, 13, -13, 5, 17, -17, 9]  # type: ignore[arg-type]
@@ -67,8 +67,8 @@ def test_caches_are_what_they_were(begun: list[mx.array]) -> None:
     caches = [Cache() for _ in range(3)]
 
     def model() -> None:
-        with prompts.begun_early(caches):
-            with prompts.begun_early(caches):
+        with prompts.begun_ahead(caches):
+            with prompts.begun_ahead(caches):
                 caches[1].update_and_fetch(mx.array(1), mx.array(2))
             caches[1].update_and_fetch(mx.array(3), mx.array(4))
             raise RuntimeError("in a layer")
@@ -83,7 +83,7 @@ def test_not_while_the_model_is_transformed(begun: list[mx.array], monkeypatch: 
     """Tokens are none of what a gradient is for, but keys are made of it."""
     monkeypatch.setattr(native, "loaded", SimpleNamespace(traced=lambda _: True))
     caches = [Cache(), Cache()]
-    with prompts.begun_early(caches):
+    with prompts.begun_ahead(caches):
         caches[1].update_and_fetch(mx.array(1), mx.array(2))
     assert begun == []
     assert len(caches[1].given) == 2
@@ -98,7 +98,7 @@ def test_sums_over_gpus_take_in_the_residual_before_they_are_begun(
     monkeypatch.setattr(native, "loaded", module)
     monkeypatch.setenv("MLX_WORLD_SIZE", processes)
     caches, pair = [Cache(), Cache()], [mx.array(1), mx.array(2)]
-    with prompts.begun_early(caches):
+    with prompts.begun_ahead(caches):
         caches[1].update_and_fetch(*pair)
     assert [(list(map(id, arrays)), count) for arrays, count in seen] == ([(list(map(id, pair)), 0)] if processes == "2" else [])
 
@@ -172,7 +172,7 @@ def test_nothing_begins_while_weights_are_not_evaluated(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", ["is_evaluated", "are_evaluated"])
-def test_no_step_is_recorded_while_nothing_is_evaluated(monkeypatch: pytest.MonkeyPatch, decoding: models.Decoding, name: str) -> None:
+def test_no_step_is_captured_while_nothing_is_evaluated(monkeypatch: pytest.MonkeyPatch, decoding: models.Decoding, name: str) -> None:
     """Neither the weights nor what caches hold; a weight that no step reads may never be."""
     for each in ("is_evaluated", "are_evaluated"):
         monkeypatch.setattr(models, each, lambda _: False)
@@ -181,18 +181,18 @@ def test_no_step_is_recorded_while_nothing_is_evaluated(monkeypatch: pytest.Monk
     model(mx.array([[1, 2, 3]]), cache=cache)
     for token in range(3):
         decoding.step(model, Model.__call__, mx.array([[token]]), cache, at_once=False)
-    assert (decoding.recorded, decoding.replayed) == (0, 0)
+    assert (decoding.captured, decoding.replayed) == (0, 0)
     monkeypatch.setattr(models, name, lambda _: True)
     for token in range(3):
         decoding.step(model, Model.__call__, mx.array([[token]]), cache, at_once=False)
-    assert (decoding.recorded, decoding.replayed) == (1, 2)
+    assert (decoding.captured, decoding.replayed) == (1, 2)
 
 
 @pytest.mark.parametrize(("share", "counts"), [(1.0, (1, 2)), (0.99, (1, 1))])
-def test_the_first_token_does_not_wait_for_a_recording_of_its_own(
+def test_the_first_token_does_not_wait_for_a_capture_of_its_own(
     monkeypatch: pytest.MonkeyPatch, decoding: models.Decoding, share: float, counts: tuple[int, int]
 ) -> None:
-    """Of caches whose recordings are given up when the next prompt begins."""
+    """Of caches whose captures are given up when the next prompt begins."""
     model: Any = Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32)
     cache = [KVCache() for _ in model.layers]
     model(mx.array([[1, 2, 3]]), cache=cache)
@@ -201,15 +201,15 @@ def test_the_first_token_does_not_wait_for_a_recording_of_its_own(
     monkeypatch.setattr(mx, "get_active_memory", lambda: held)
     for token in range(3):
         decoding.step(model, Model.__call__, mx.array([[token]]), cache, at_once=False)
-    assert (decoding.recorded, decoding.replayed) == counts
+    assert (decoding.captured, decoding.replayed) == counts
 
 
-@pytest.mark.parametrize(("tokens", "on_gpu", "early"), [(16, True, True), (15, True, False), (16, False, False)])
-def test_prompts_on_a_gpu_are_begun_early(
-    monkeypatch: pytest.MonkeyPatch, begun: list[mx.array], tokens: int, on_gpu: bool, early: bool
+@pytest.mark.parametrize(("tokens", "on_gpu", "ahead"), [(16, True, True), (15, True, False), (16, False, False)])
+def test_prompts_on_a_gpu_are_begun_ahead(
+    monkeypatch: pytest.MonkeyPatch, begun: list[mx.array], tokens: int, on_gpu: bool, ahead: bool
 ) -> None:
     monkeypatch.setattr(wrapped, "_on_gpu", lambda _: on_gpu)
     caches, rows = [Cache(), Cache()], mx.zeros(1)
     call = wrapped.replaying(lambda _, __, cache: cache[1].update_and_fetch(rows, rows))
     call(State(), mx.zeros((1, tokens), mx.int32), cache=caches)
-    assert bool(begun) == early
+    assert bool(begun) == ahead

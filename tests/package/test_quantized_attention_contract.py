@@ -12,7 +12,7 @@ from mlx_cuda._attention.rules import AttentionCase, choose_quantized_attention
 from mlx_cuda._matmul.formats import Format
 from mlx_cuda._mlx_lm.caches import Quantized, kind_of
 from mlx_cuda._mlx_lm.stand_ins import QuantizedStandIn
-from mlx_cuda._replay.capture import Recording
+from mlx_cuda._replay.capture import Capture
 from mlx_cuda._replay.kinds import Place
 
 from . import references
@@ -70,8 +70,8 @@ def test_pages() -> None:
 def test_gradients_reach_the_queries() -> None:
     q = random((1, 2, 2, 64))
     (k, k_values), (v, v_values) = (packed((1, 2, 5, 64), ("affine", 64, 4), seed=seed) for seed in (1, 2))
-    slope = mx.grad(lambda q: attend(q, k, v, bits=4).sum())(q)
-    assert_close(slope, host(mx.grad(lambda q: mlx_cuda.attention(q, k_values, v_values).sum())(q)))
+    gradient = mx.grad(lambda q: attend(q, k, v, bits=4).sum())(q)
+    assert_close(gradient, host(mx.grad(lambda q: mlx_cuda.attention(q, k_values, v_values).sum())(q)))
 
 
 def test_bad_input() -> None:
@@ -177,11 +177,11 @@ def test_what_a_model_appends_to_a_quantised_cache(bits: int) -> None:
 
     step = types.SimpleNamespace(append=append, append_quantized=append_quantized, offset=lambda _: mx.array(4))
     memory = [each for seed in (1, 2) for each in packed((1, 2, 8, 64), ("affine", 64, bits), seed=seed)[0]]
-    stand_in = QuantizedStandIn(Recording(step), list(memory), 0, (64, bits))
+    stand_in = QuantizedStandIn(Capture(step), list(memory), 0, (64, bits))
     row = random((1, 2, 1, 64))
     keys, values = stand_in.update_and_fetch(row, row)
     assert [id(each) for each in (*keys, *values)] == [id(each) for each in memory]
-    assert stand_in.recording.places[id(keys[0])][1] == 0
+    assert stand_in.capture.places[id(keys[0])][1] == 0
     if bits == 4:
         assert calls == [("append_quantized", ((1, 2, 1, 64), 64, 4))]
     else:

@@ -95,10 +95,10 @@ def test_gradients_of_a_vector() -> None:
     """MLX's kernels on CUDA take none, so it goes there as a row."""
     x, weights = random((64,)), drawn(Form("affine", 1, 32), (9, 64))
     w, *parts = weights.arrays
-    slopes = mx.vjp(lambda x, *parts: OURS.quantized_matmul(x, w, *parts, **weights.options), [x, *parts], [mx.ones(9)])[1]
+    gradients = mx.vjp(lambda x, *parts: OURS.quantized_matmul(x, w, *parts, **weights.options), [x, *parts], [mx.ones(9)])[1]
     rows = mx.vjp(lambda x, *parts: MLX.quantized_matmul(x, w, *parts, **weights.options), [x[None], *parts], [mx.ones((1, 9))])[1]
-    for slope, row in zip(slopes, (rows[0][0], *rows[1:]), strict=True):
-        assert_close(slope, host(row))
+    for gradient, row in zip(gradients, (rows[0][0], *rows[1:]), strict=True):
+        assert_close(gradient, host(row))
 
 
 FORM = Form("affine", 4, 32)

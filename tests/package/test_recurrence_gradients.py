@@ -150,14 +150,14 @@ def test_second_derivatives_are_those_of_the_composition(kernels: list[str]) -> 
     stream = mx.default_stream(mx.default_device())
 
     def sharpness(function: Any) -> Any:
-        def slope(k: mx.array, v: mx.array) -> Any:
+        def gradient(k: mx.array, v: mx.array) -> Any:
             def loss(k: mx.array) -> Any:
                 y, last = function(call._replace(k=k, v=v))
                 return (y * cotangents[0]).sum() + (last * cotangents[1]).sum()
 
             return mx.square(mx.grad(loss)(k)).sum()
 
-        return mx.grad(slope, argnums=(0, 1))(call.k, call.v)
+        return mx.grad(gradient, argnums=(0, 1))(call.k, call.v)
 
     ours = sharpness(lambda own: fused(own, stream, delta=True, chunked=True))
     theirs = sharpness(lambda own: composed(own, delta=True))

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from mlx_cuda._mlx_lm.caches import Replaced, kind_of, put_back, standing
 from mlx_cuda._mlx_lm.stand_ins import ReplacedStandIn
-from mlx_cuda._replay.capture import Recording
+from mlx_cuda._replay.capture import Capture
 from mlx_cuda._replay.errors import NotReplayed
 from mlx_cuda._replay.kinds import Place
 
@@ -59,7 +59,7 @@ def test_arrays_that_a_step_has_replaced_come_back() -> None:
 def test_what_a_model_puts_in_place_of_arrays() -> None:
     memory = [mx.zeros((1, 2)), mx.zeros(3)]
     changes = [False, True]
-    stand_in: Any = ReplacedStandIn(Recording(SimpleNamespace(content=lambda array: array + 1)), memory, ArraysCache, changes)
+    stand_in: Any = ReplacedStandIn(Capture(SimpleNamespace(content=lambda array: array + 1)), memory, ArraysCache, changes)
     shown = stand_in.shown
     assert type(shown) is ArraysCache  # whose methods models call
     first, second = shown.cache

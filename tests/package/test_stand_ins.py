@@ -1,4 +1,4 @@
-"""What a model does with the stand-ins for its caches, and when its step is not recorded for it."""
+"""What a model does with the stand-ins for its caches, and when its step is not captured for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from mlx_cuda._mlx_lm.caches import Growing
 from mlx_cuda._mlx_lm.stand_ins import RowStandIn
 from mlx_cuda._replay import step
-from mlx_cuda._replay.capture import Recording
+from mlx_cuda._replay.capture import Capture
 from mlx_cuda._replay.errors import CaptureFailed, NotReplayed
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 ROW = mx.ones((1, 1, 1, 4))
 
 
-def of_one_cache(recording: Recording) -> list[Any]:
-    return [RowStandIn(recording, Growing, [mx.zeros((1, 1, 8, 4)), mx.zeros((1, 1, 8, 4))], 0)]
+def of_one_cache(capture: Capture) -> list[Any]:
+    return [RowStandIn(capture, Growing, [mx.zeros((1, 1, 8, 4)), mx.zeros((1, 1, 8, 4))], 0)]
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], object], *, same: bool = True, left: int = 0) -> Any:
-    """The step that a model's ``function`` of its cache was recorded for.
+def captured(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], object], *, same: bool = True, left: int = 0) -> Any:
+    """The step that a model's ``function`` of its cache was captured for.
 
     ``same``: whether the model is what it was then; ``left``: how often somebody still has an array that was made.
     """
@@ -39,7 +39,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], object],
         function(cache[0])
         return tokens + 1
 
-    step.begin_recording(Recording(own), None, model, mx.zeros((1, 1)), of_one_cache, (1, 1), 1)
+    step.begin_capture(Capture(own), None, model, mx.zeros((1, 1)), of_one_cache, shape=(1, 1), places=1)
     return made
 
 
@@ -64,7 +64,7 @@ def append_and_read(cache: Any) -> None:
 
 @pytest.mark.parametrize("function", [append, append_and_read])
 def test_a_row_for_each_cache(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], object]) -> None:
-    assert len(recorded(monkeypatch, function)) == 1
+    assert len(captured(monkeypatch, function)) == 1
 
 
 @pytest.mark.parametrize(
@@ -77,19 +77,19 @@ def test_a_row_for_each_cache(monkeypatch: pytest.MonkeyPatch, function: Callabl
 )
 def test_other_counts_of_rows(monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], object], reason: str) -> None:
     with pytest.raises(NotReplayed, match=reason):
-        recorded(monkeypatch, function)
+        captured(monkeypatch, function)
 
 
 def test_a_model_that_changes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotReplayed, match="changes what it holds"):
-        recorded(monkeypatch, append, same=False)
+        captured(monkeypatch, append, same=False)
 
 
 def test_arrays_that_somebody_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a hook does; but not where Python's collector has not come yet."""
-    assert recorded(monkeypatch, append, left=1)
+    assert captured(monkeypatch, append, left=1)
     with pytest.raises(NotReplayed, match="kept somewhere"):
-        recorded(monkeypatch, append, left=2)
+        captured(monkeypatch, append, left=2)
 
 
 def test_code_that_stand_ins_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_code_that_stand_ins_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None
         cache.keys.sum()
 
     with pytest.raises(NotReplayed, match="does not run while it is captured: AttributeError"):
-        recorded(monkeypatch, read)
+        captured(monkeypatch, read)
 
 
 def test_memory_that_is_full_while_it_is_captured_may_have_room_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,4 +105,4 @@ def test_memory_that_is_full_while_it_is_captured_may_have_room_later(monkeypatc
         raise RuntimeError("cudaMallocAsync failed: out of memory")
 
     with pytest.raises(CaptureFailed, match="out of memory"):
-        recorded(monkeypatch, full)
+        captured(monkeypatch, full)

@@ -1,4 +1,4 @@
-"""Batches of models whose layers have states in the place of rows, through recorded steps, on the CPU."""
+"""Batches of models whose layers have states in the place of rows, through captured steps, on the CPU."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_sequences_join_and_leave(decoding: Decoding, model: Model) -> None:
     logits, ours = of_changing_size(model, words(64), replayed(decoding, model))
     assert same(logits, expected)
     assert all(map(sequences.is_in_pages, ours))
-    assert decoding.replayed == 32 - decoding.recorded
-    assert decoding.recorded == 1
+    assert decoding.replayed == 32 - decoding.captured
+    assert decoding.captured == 1
     assert {session.batch for session in decoding.batches.sessions} == {1, 2, 4}
     for one, other in zip(ours, theirs, strict=True):
         if isinstance(other, ArraysCache):

@@ -63,7 +63,7 @@ class Sums(Step):
 
 class Parallel(Model):
     def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
-        return super().__call__(Sums.of(tokens) if tokens[0, 0].item() else tokens, cache)  # 0: what is recorded, and never run
+        return super().__call__(Sums.of(tokens) if tokens[0, 0].item() else tokens, cache)  # 0: what is captured, and never run
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def logits(function: Any, caches: list[Any], count: int) -> list[float]:
 @pytest.mark.parametrize("wrong", ["", "model", "fill", "replay", "result"])
 @pytest.mark.parametrize("prompt", [0, 3])
 def test_each_step_is_heard_once(make_cache: Any, wrong: str, prompt: int) -> None:
-    """Results are the model's, through its recording, what outgrows it, and another conversation that takes it over."""
+    """Results are the model's, through its capture, what outgrows it, and another conversation that takes it over."""
     model, count = Parallel(), 40
     expected = logits(lambda tokens, caches: Model()(2 * tokens, caches), [make_cache() for _ in range(3)], count)
     decoding, Sums.wrong = Decoding(), wrong
@@ -98,17 +98,17 @@ def test_each_step_is_heard_once(make_cache: Any, wrong: str, prompt: int) -> No
     assert Sums.heard == 2 * [token(index) for index in range(1, count)]
     assert not Sums.alone
     assert (decoding.replayed > 20) == (not wrong)
-    assert decoding.recorded >= 1
+    assert decoding.captured >= 1
 
 
-def test_another_stream_has_a_recording_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_stream_has_a_capture_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of its sums is a stream's; so what another one has left serves nobody."""
     model, decoding, caches, own = Parallel(), Decoding(), [KVCache()], [KVCache()]
     for index in range(1, 12):
         with mx.stream(mx.new_stream(mx.cpu) if index == 6 else mx.default_stream(mx.cpu)):
             mx.eval(decoding.step(model, Parallel.__call__, mx.array([[token(index)]]), caches, at_once=False))
     assert Sums.heard == [token(index) for index in range(1, 12)]
-    assert decoding.recorded == 3
+    assert decoding.captured == 3
     taken: list[Any] = []
     monkeypatch.setattr(Session, "take", lambda _, each: taken.append(each))
     del caches[:]
@@ -119,8 +119,8 @@ def test_another_stream_has_a_recording_of_its_own(monkeypatch: pytest.MonkeyPat
 
 
 def test_batches_are_not_put_into_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their recordings for other numbers of sequences would be compared as they run."""
-    monkeypatch.setattr(batches, "begin_recording", lambda *_: None)
+    """Their captures for other numbers of sequences would be compared as they run."""
+    monkeypatch.setattr(batches, "begin_capture", lambda *_, **__: None)
     states = SimpleNamespace(leave=lambda: None, first=lambda _: [])
     pool: Any = SimpleNamespace(arrays=[], windows=[], places=[], regions=[None], packing=None, states=states, wait=lambda: None)
     session = batches.PagedSession(pool, mx.zeros((2, 1), mx.int32), 16, mx.default_stream(mx.cpu))

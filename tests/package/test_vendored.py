@@ -119,7 +119,7 @@ def test_a_model_decodes(patched: Callable[[Any], None], decoding: Decoding, nam
     expected = conversation(model, cache(model), batch, **options)
     kind = type(model(WORDS[:batch, :1]))
     patched(model)
-    for _ in range(2):  # the second takes over what the first has recorded, where that fits
+    for _ in range(2):  # the second takes over what the first has captured, where that fits
         ours = cache(model)
         assert close(conversation(model, ours, batch, **options), expected)
         assert decoding.reason == ""
@@ -130,7 +130,7 @@ def test_a_model_decodes(patched: Callable[[Any], None], decoding: Decoding, nam
 
 @pytest.mark.parametrize("name", ROPES)
 def test_pictures_of_other_sizes(patched: Callable[[Any], None], decoding: Decoding, name: str) -> None:
-    """Each moves the positions of the tokens after it by something else, and one recording serves all of them."""
+    """Each moves the positions of the tokens after it by something else, and one capture serves all of them."""
     require("mlx_vlm")
     model = make(name)
     prompts = [prompt_with_picture(model, WORDS[:1, :20], *sizes) for sizes in ((0, 0), (8, 12), (4, 4), (0, 0))]
@@ -152,7 +152,7 @@ def test_pictures_of_other_sizes(patched: Callable[[Any], None], decoding: Decod
     ours = answers()
     assert all(close(one, other) for one, other in zip(ours, expected, strict=True))
     assert not close(expected[1], expected[2])
-    assert decoding.recorded < 4
+    assert decoding.captured < 4
     assert decoding.replayed >= 36
     assert decoding.reason == ""
 
@@ -225,7 +225,7 @@ def test_steps_that_are_given_all_positions_run_as_they_are(patched: Callable[[A
     ours = [model(WORDS[:1, :1], cache=cache, position_ids=each).logits for each in places]
     assert all(close(one, other) for one, other in zip(ours, expected, strict=True))
     assert decoding.reason == "its steps are given position_ids besides their tokens and caches"
-    assert decoding.recorded == 0
+    assert decoding.captured == 0
 
 
 @pytest.mark.parametrize("name", ["mlx_vlm.llama", "mlx_vlm.qwen3_5"])
@@ -239,7 +239,7 @@ def test_other_options_are_other_steps(patched: Callable[[Any], None], decoding:
     for count, value in enumerate((True, 1, 1.0, "1"), 1):  # of which Python holds three for equal
         for _ in range(3):
             model(WORDS[:1, :1], cache=cache, logits_to_keep=value)
-        assert (decoding.recorded, decoding.reason) == (count, "")
+        assert (decoding.captured, decoding.reason) == (count, "")
 
 
 def test_steps_for_drafts_leave_others_as_fast(patched: Callable[[Any], None], decoding: Decoding) -> None:

@@ -101,7 +101,7 @@ def test_windows_have_as_many_pages_as_they_need(decoding: Decoding, model: Any,
         assert close(own.keys, wanted.keys)
         assert close(own.values, wanted.values)
         assert own.state[2:] == wanted.state[2:]
-    assert decoding.recorded == 1
+    assert decoding.captured == 1
 
 
 def test_a_batch_that_joined_another_goes_on_by_itself(decoding: Decoding, model: Any, both: Any) -> None:
@@ -131,5 +131,5 @@ def test_pages_of_windows_that_are_too_few(decoding: Decoding, model: Any, both:
             each.extend(more)
         found.append([*logits, steps(call, cache, 50, 120, 4)])
     assert all(map(close, *found))
-    assert 1 < decoding.recorded < 6
+    assert 1 < decoding.captured < 6
     assert held_by(cache) is not None

@@ -70,7 +70,7 @@ class Holdings:
             "malloc": _allocated(),
             "threads": threading.active_count(),
             "files": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
-            "recorded": sum(each.recorded for each in decodings),
+            "recorded": sum(each.captured for each in decodings),
             "replayed": sum(each.replayed for each in decodings),
             "reasons": sorted({each.reason for each in decodings if each.reason}),
             "errors": [error for each in decodings for error in each.errors],

@@ -13,7 +13,7 @@ from .._common.choice import Choice
 from .._common.errors import WrongValue
 from .._loader import native
 from .._operation import Call, operation
-from .composed import compose, on_16_bytes, raised, upstream, with_upstream_slopes
+from .composed import compose, on_16_bytes, raised, upstream, with_upstream_gradients
 from .options import Options, attention_dtype, check_mask, check_vector, checked
 from .rules import FEWEST_QUERIES, MOST_BLOCKS, WIDEST_UPSTREAM_HEAD, AttentionCase, choose_attention, equal_choice
 
@@ -290,7 +290,7 @@ def fused(engine: EngineName, q: mx.array, k: mx.array, v: mx.array, options: Op
             return module.flash_attention(q, k, v, options._replace(mask=mask), stream)[0]
 
         arrays = [q, k, v, mask]
-        return [(with_upstream_slopes(biased, options) if module.traced(arrays) else biased)(*arrays)]
+        return [(with_upstream_gradients(biased, options) if module.traced(arrays) else biased)(*arrays)]
     if mask is not None:
         if engine == "decode" and additive and options.sinks is None and not options.lse:
             mask = raised(mask)  # sinks and logarithms would see it; the flash kernels do it themselves

@@ -32,7 +32,7 @@ def upstream(q: mx.array, k: mx.array, v: mx.array, options: Options, *, force_f
     return mx.where(sees, call(mask=mask), 0)
 
 
-def with_upstream_slopes(call: Callable[..., mx.array], options: Options) -> Callable[..., mx.array]:
+def with_upstream_gradients(call: Callable[..., mx.array], options: Options) -> Callable[..., mx.array]:
     """A kernel's function of q, k, v and an additive mask, with the gradients of MLX's own function, which has some of cuDNN's."""
     on = resolve(None)
 
@@ -113,7 +113,7 @@ def _masked(call: Callable[..., mx.array], scale: float) -> Callable[..., mx.arr
     """
     on = resolve(None)
 
-    def composed_slopes(*arrays: mx.array) -> list[mx.array]:
+    def composed_gradients(*arrays: mx.array) -> list[mx.array]:
         def composed(q: mx.array, k: mx.array, v: mx.array, mask: mx.array) -> mx.array:
             return composed_attention(q, k, v, scale=scale, softcap=0.0, mask=mask, sinks=None)[0]
 
@@ -121,7 +121,7 @@ def _masked(call: Callable[..., mx.array], scale: float) -> Callable[..., mx.arr
         with mx.stream(on):
             return mx.vjp(composed, primals, [cotangent])[1]
 
-    def slopes(*arrays: mx.array) -> list[mx.array]:
+    def upstream_gradients(*arrays: mx.array) -> list[mx.array]:
         *primals, mask, cotangent = arrays
         with mx.stream(on):
             return mx.vjp(partial(call, mask=mask), primals, [cotangent])[1]
@@ -130,10 +130,10 @@ def _masked(call: Callable[..., mx.array], scale: float) -> Callable[..., mx.arr
         return call(q, k, v, mask=mask)
 
     def curvature(primals: tuple[mx.array, ...], cotangents: list[mx.array], _: list[mx.array]) -> list[mx.array]:
-        return mx.vjp(lambda *arrays: composed_slopes(*arrays)[:3], list(primals), list(cotangents))[1]
+        return mx.vjp(lambda *arrays: composed_gradients(*arrays)[:3], list(primals), list(cotangents))[1]
 
     def gradients(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
-        return [*with_gradients(slopes, curvature)(*primals, cotangent), composed_slopes(*primals, cotangent)[3]]
+        return [*with_gradients(upstream_gradients, curvature)(*primals, cotangent), composed_gradients(*primals, cotangent)[3]]
 
     return with_gradients(forward, gradients)
 

@@ -86,7 +86,7 @@ def _chosen(of: Watched, arguments: tuple[Any, ...], options: dict[str, Any]) ->
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[Callable[[], list[Calls]]]:
+def captured() -> Iterator[Callable[[], list[Calls]]]:
     """Count calls, by whom and why; what is given says so at the end."""
     found: Counter[tuple[str, str, str]] = Counter()
 

@@ -107,7 +107,7 @@ class Measurement:
 
     def _engines(self) -> None:
         """Who computes a prompt's calls, and those of a decode step where no step was captured."""
-        with engines.recorded() as calls:
+        with engines.captured() as calls:
             reading = measure.Reading(self.model, self.tokens, None, call=engines.unpatched_call(self.model))
             reading.skip(0, self.plan.context)
             if not any(each["replayed"] for each in self.found["steps"]):

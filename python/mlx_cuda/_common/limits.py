@@ -69,7 +69,7 @@ ARITHMETIC = {(8, 0): 1024, (8, 6): 512, (8, 7): 512, (8, 9): 512, (10, 0): 4096
 EXTRA_BYTES, DENSE_SHARE, UPSTREAM_SHARE = 4.0, 0.75, 0.35
 
 
-def careful(capability: Capability, figures: Figures) -> DispatchThresholds:
+def conservative(capability: Capability, figures: Figures) -> DispatchThresholds:
     """DispatchThresholds for a GPU that nobody has measured: MLX's own kernels wherever ours are not known to be faster there.
 
     A product of M rows takes ``2 M / (share * arithmetic)`` for each weight, or, where weights are dequantised first, ``EXTRA_BYTES /

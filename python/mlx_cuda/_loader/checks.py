@@ -312,7 +312,7 @@ def check_run(env: Environment, _: Cuda | None) -> Outcome:
 
 
 def check_decoding(env: Environment, cuda: Cuda) -> Outcome:
-    """Decoding steps of mlx-lm's models can be recorded and replayed."""
+    """Decoding steps of mlx-lm's models can be captured and replayed."""
     if env.probe is None or env.probe.error or env.driver is None:
         return "skip", "needs the checks above"
     if not env.graphs:

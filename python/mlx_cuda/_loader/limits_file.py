@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._common.limits import DispatchThresholds, Figures, as_json, careful, from_json
+from .._common.limits import DispatchThresholds, Figures, as_json, conservative, from_json
 from .._version import __version__
 from . import tuned_file
 
@@ -91,4 +91,4 @@ def versions(driver: str, mlx: str) -> dict[str, str]:
 def by_data_sheet(capability: Capability, figures: Mapping[str, int]) -> DispatchThresholds:
     """Careful limits, by what the driver says of a GPU. Its memory moves two words in a cycle."""
     bandwidth = 2e3 * figures["memory_khz"] * figures["memory_bits"] / 8
-    return careful(capability, Figures(figures["multiprocessors"], figures["clock_khz"] / 1e6, max(bandwidth, LEAST_BANDWIDTH)))
+    return conservative(capability, Figures(figures["multiprocessors"], figures["clock_khz"] / 1e6, max(bandwidth, LEAST_BANDWIDTH)))

@@ -78,7 +78,7 @@ class NativeModule(Protocol):
     fp8_matmul: Array  # e4m3 [..., M, K] by [N, K]; scales are float32, of one element or as quantize_fp8 gives them
     quantize_fp8: Callable[[mx.array, str, mx.Stream], tuple[mx.array, mx.array]]
 
-    # A recorded step of a model's decoding (src/decoding/capture/step.h), made from its tokens, how many places its caches stand at, and a
+    # A captured step of a model's decoding (src/decoding/capture/step.h), made from its tokens, how many places its caches stand at, and a
     # stream; what Python objects hold, which says whether that is unchanged() (src/bindings/watch.h); and whether arrays are the same
     # beneath their objects.
     step: Callable[..., Any]

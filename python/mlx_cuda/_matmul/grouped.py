@@ -13,7 +13,7 @@ from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._loader import native
 from .._operation import Call, operation
-from .quantized import parts_slopes, unpacked
+from .quantized import parts_gradients, unpacked
 from .rules import GROUPED_MULTIPLE, GroupedCase, choose_grouped, chosen
 from .upstream import upstream_dense
 
@@ -167,11 +167,11 @@ def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array,
         x, *parts = primals
         scales, biases = unpacked(parts)
         if cotangent.shape[1] % GROUPED_MULTIPLE:
-            slope = dense_groups(cotangent, not transpose, scales, biases)
+            gradient = dense_groups(cotangent, not transpose, scales, biases)
         else:
-            slope = grouped_quantized(cotangent, QuantizedExperts(w, scales, biases, not transpose, form), offsets, stream)
+            gradient = grouped_quantized(cotangent, QuantizedExperts(w, scales, biases, not transpose, form), offsets, stream)
         with mx.stream(stream):
-            return [slope, *parts_slopes(partial(dense_groups, x, transpose), parts, cotangent)]
+            return [gradient, *parts_gradients(partial(dense_groups, x, transpose), parts, cotangent)]
 
     parts = (experts.scales,) if experts.biases is None else (experts.scales, experts.biases)
     return with_gradients(forward, backward)(x, *parts)

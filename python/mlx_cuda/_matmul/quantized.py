@@ -195,9 +195,9 @@ def _dequantize(operands: Operands, transpose: bool, form: Format, stream: mx.St
     def backward(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
         x, *parts = primals
         scales, biases = unpacked(parts)
-        slope = quantized_matmul(cotangent, w, scales, biases, not transpose, *form, stream=stream)
+        gradient = quantized_matmul(cotangent, w, scales, biases, not transpose, *form, stream=stream)
         with mx.stream(stream):
-            return [slope, *parts_slopes(lambda scales, biases: composed(x, w, scales, biases, transpose, form), parts, cotangent)]
+            return [gradient, *parts_gradients(lambda scales, biases: composed(x, w, scales, biases, transpose, form), parts, cotangent)]
 
     return with_gradients(forward, backward)(x, *((scales,) if biases is None else (scales, biases)))
 
@@ -207,7 +207,7 @@ def unpacked(parts: tuple[mx.array, ...] | list[mx.array]) -> tuple[mx.array, mx
     return parts[0], parts[1] if len(parts) > 1 else None
 
 
-def parts_slopes(product: Callable[[mx.array, mx.array], mx.array], parts: list[mx.array], cotangent: mx.array) -> list[mx.array]:
+def parts_gradients(product: Callable[[mx.array, mx.array], mx.array], parts: list[mx.array], cotangent: mx.array) -> list[mx.array]:
     """The gradients of affine scales and biases (those of 8-bit scales are zeros), which are evaluated only where they are used."""
     if len(parts) < 2:
         return [mx.zeros_like(part) for part in parts]

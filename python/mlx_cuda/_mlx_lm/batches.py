@@ -1,4 +1,4 @@
-"""Batches whose sequences join and leave: the recordings for all sizes of a batch share pages of keys and values."""
+"""Batches whose sequences join and leave: the captures for all sizes of a batch share pages of keys and values."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 from .._loader import native
-from .._replay.capture import Recording
+from .._replay.capture import Capture
 from .._replay.errors import CaptureFailed, NotReplayed, own_arrays
 from .._replay.kinds import Place
 from .._replay.memory import is_full
 from .._replay.packing import settings
 from .._replay.pool import Pool, held_by
 from .._replay.sequences import PAGE, is_in_pages, most_pages, pages_for
-from .._replay.step import begin_recording, compare, now
+from .._replay.step import begin_capture, compare, now
 from .caches import Batched, Replaced, kind_of
 from .in_pages import hold
 from .pages import (
@@ -59,7 +59,7 @@ class Changes(NamedTuple):
 
 
 class PagedSession:
-    """A recorded step for so many sequences, or fewer, of so many pages."""
+    """A captured step for so many sequences, or fewer, of so many pages."""
 
     def __init__(self, pool: Pool, tokens: mx.array, columns: int, stream: mx.Stream) -> None:
         self.pool, self.columns = pool, columns
@@ -76,18 +76,18 @@ class PagedSession:
         pool.states.leave()  # it runs once
         states = pool.states.first(self.batch)
 
-        def stand_ins(recording: Recording) -> list[StandIn]:
+        def stand_ins(capture: Capture) -> list[StandIn]:
             return [
-                PagedStandIn(recording, list(parts), self.columns * PAGE, pool.packing, window, place)
+                PagedStandIn(capture, list(parts), self.columns * PAGE, pool.packing, window, place)
                 if change is None
-                else ReplacedStandIn(recording, own, change.cls, change.arrays)
+                else ReplacedStandIn(capture, own, change.cls, change.arrays)
                 for parts, window, place, own, change in zip(pool.arrays, pool.windows, pool.places, states, changes, strict=True)
             ]
 
         tokens = mx.zeros((self.batch, 1), self.dtype)
-        recording = Recording(self.step, notes=notes_of(model))
-        begin_recording(recording, model, function, tokens, stand_ins, (self.batch, *logits), self.count)
-        if self.step.has_sums:  # recordings for other numbers of sequences are compared as they run
+        capture = Capture(self.step, notes=notes_of(model))
+        begin_capture(capture, model, function, tokens, stand_ins, shape=(self.batch, *logits), places=self.count)
+        if self.step.has_sums:  # captures for other numbers of sequences are compared as they run
             raise NotReplayed("its steps have sums over GPUs")
 
     def call(self, tokens: mx.array, held: Held, stream: mx.Stream) -> tuple[mx.array, Held] | None:
@@ -121,7 +121,7 @@ class PagedSession:
 
 
 class Batches:
-    """A model's batches of one thread: their pages, and the recordings for them, the one that ran last first."""
+    """A model's batches of one thread: their pages, and the captures for them, the one that ran last first."""
 
     def __init__(self, *, refused: bool = False) -> None:
         self.pool: Pool | None = None
@@ -149,7 +149,7 @@ class Batches:
         return min(offsets, default=-1) >= 0 and all(cache.offset.tolist() == offsets and _is_whole(cache) for cache in rows)
 
     def replay(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
-        """The logits of a step where one like it has been recorded; otherwise None, and the caches have arrays of their own."""
+        """The logits of a step where one like it has been captured; otherwise None, and the caches have arrays of their own."""
         self.sessions = [session for session in self.sessions if not session.step.moved()]
         held, pool = held_by(caches), self.pool
         if held is not None and (held.pool is not pool or not held.are_last() or pool.is_shared(caches)):
@@ -172,7 +172,7 @@ class Batches:
     def _call(
         self, fitting: list[PagedSession], model: Any, function: Callable[..., Any], tokens: mx.array, held: Held, stream: mx.Stream
     ) -> tuple[mx.array, Held] | None:
-        """Logits of one of these recordings, or of another like them for so many sequences, which is compared with the first of them."""
+        """Logits of one of these captures, or of another like them for so many sequences, which is compared with the first of them."""
         session = next((each for each in fitting if each.batch == bucket_of(tokens.shape[0])), None)
         if session is not None:
             return session.call(tokens, held, stream)
@@ -202,7 +202,7 @@ class Batches:
         self.sessions = [session, *others]
 
     def _more(self) -> None:
-        """Have the next recording make more pages, and memory for as many states as it needs."""
+        """Have the next capture make more pages, and memory for as many states as it needs."""
         if self.pool is not None:
             self._bytes, self.pool, self.sessions = 2 * self.pool.nbytes_of_pages, None, []
 
@@ -338,5 +338,5 @@ def _is_whole(cache: Any) -> bool:
 
 
 def bucket_of(batch: int) -> int:
-    """For how many sequences a step is recorded that so many go through."""
+    """For how many sequences a step is captured that so many go through."""
     return next((bucket for bucket in BUCKETS if bucket >= batch), -(-batch // 64) * 64)

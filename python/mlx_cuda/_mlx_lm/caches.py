@@ -1,6 +1,6 @@
-"""mlx-lm's KV caches as a recorded step sees them: memory of a fixed capacity, and a place in it that lies on the device.
+"""mlx-lm's KV caches as a captured step sees them: memory of a fixed capacity, and a place in it that lies on the device.
 
-The caches stay mlx-lm's own objects. While a step is recorded, the model is given stand-ins for them; after each replayed step the
+The caches stay mlx-lm's own objects. While a step is captured, the model is given stand-ins for them; after each replayed step the
 objects are told where they stand, so that trimming, saving and steps of several tokens are theirs.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LEAST_CAPACITY = 1024
 HEADROOM = 256  # rows that a new cache has room for at least
-LARGEST_STEP = 4096  # rows by which it grows at most: recording it anew takes far less than decoding so many tokens
+LARGEST_STEP = 4096  # rows by which it grows at most: capturing it anew takes far less than decoding so many tokens
 
 
 def standing(caches: list[Any], *, updated: bool = False) -> list[dict[str, Any]]:

@@ -35,21 +35,21 @@ if TYPE_CHECKING:
     from .batches import PagedSession
 
 MOST_SESSIONS = 16  # of a model: conversations that take turns, sizes of a batch
-IDLE_MEMORY = 1 / 8  # of what MLX may use: recordings whose cache is gone, or has another size at present
-MEMORY_BESIDE_A_PROMPT = 1 / 32  # the same: of conversations that are over; what is larger is recorded anew
+IDLE_MEMORY = 1 / 8  # of what MLX may use: captures whose cache is gone, or has another size at present
+MEMORY_BESIDE_A_PROMPT = 1 / 32  # the same: of conversations that are over; what is larger is captured anew
 FAILURES = 3  # after so many a model is not tried again
-FEW_REPLAYS = 8  # of each recording, on the average, where there were as many: a program copies its cache all the time
+FEW_REPLAYS = 8  # of each capture, on the average, where there were as many: a program copies its cache all the time
 _inside = threading.local()  # whether a model of this thread is in a step already, whose parts are models too
 _all: weakref.WeakSet[Decoding] = weakref.WeakSet()
 
 
 class Own(threading.local):
-    """What one thread has recorded of a model, and which caches may be next; another thread may replace it at any time."""
+    """What one thread has captured of a model, and which caches may be next; another thread may replace it at any time."""
 
     def __init__(self) -> None:
         self.sessions: list[Session] = []
         self.batches = Batches()
-        self.weights: Watch | None = None  # the model's, when it was recorded
+        self.weights: Watch | None = None  # the model's, when it was captured
         self.options = ""  # what it was called with besides tokens and caches
         # Steps that were not replayed, by the first cache of a sequence or batch, with the shape of its tokens.
         self._steps: weakref.WeakKeyDictionary[Any, tuple[tuple[int, ...], int]] = weakref.WeakKeyDictionary()
@@ -63,14 +63,14 @@ class Own(threading.local):
 
 
 class Decoding:
-    """A model's recorded steps, of each thread its own, because MLX's streams are; the newest first. And why there are none."""
+    """A model's captured steps, of each thread its own, because MLX's streams are; the newest first. And why there are none."""
 
     def __init__(self, model: Any = None) -> None:
         self.model = (lambda: None) if model is None else weakref.ref(model)
         self._own = Own()
         self.reason = "no step of one token has been recorded yet"
         self.failures: defaultdict[tuple[object, ...], float] = defaultdict(float)  # of caches of these kinds, and so many sequences
-        self.recorded = 0
+        self.captured = 0
         self.replayed = 0
         self.errors: deque[str] = deque(maxlen=4)  # of the last steps that failed, where memory was not full
         self._evaluated = False  # whether the model's weights were seen to be
@@ -93,11 +93,11 @@ class Decoding:
         return self._own.batches
 
     @property
-    def recordings(self) -> list[Session | PagedSession]:
+    def captures(self) -> list[Session | PagedSession]:
         return [*self.batches.sessions, *self.sessions]
 
     def forget(self) -> None:
-        """Let go of what was recorded: weights that a model does not hold any more, or everything when MLX is not patched any more."""
+        """Let go of what was captured: weights that a model does not hold any more, or everything when MLX is not patched any more."""
         self._own, self._evaluated = Own(), False
 
     def deltas_of(self, deltas: Any, batch: int) -> tuple[int, ...] | None:
@@ -112,12 +112,12 @@ class Decoding:
         return numbers
 
     def notice(self) -> None:
-        """Let go of what was recorded with other weights."""
+        """Let go of what was captured with other weights."""
         weights = self._own.weights
         if weights is not None and not weights.same(self.model()):
             self.forget()
             self.failures.clear()
-            self.recorded = self.replayed = 0
+            self.captured = self.replayed = 0
 
     def may_begin(self, model: Any) -> bool:
         """Whether a call may be computed before somebody asks for its result: not while the model's weights are not."""
@@ -143,7 +143,7 @@ class Decoding:
         at_once: bool,
         options: dict[str, Any] | None = None,
     ) -> Any:
-        """A step of one token: replayed, recorded, or run as it is. ``options``: what the function is called with besides."""
+        """A step of one token: replayed, captured, or run as it is. ``options``: what the function is called with besides."""
         try:
             _inside.a_step = True
             self.notice()
@@ -194,7 +194,7 @@ class Decoding:
     def _replayed(
         self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream, *, at_once: bool
     ) -> mx.array | None:
-        """The logits by a recording that there is."""
+        """The logits by a capture that there is."""
         own = self._own  # another thread may replace it meanwhile
         logits = own.batches.replay(model, function, tokens, caches, stream)
         if logits is not None:
@@ -216,7 +216,7 @@ class Decoding:
         for session in self.sessions:
             if session.owner() is None and session.shape == tokens.shape and session.is_for(stream):
                 if not at_once and tokens.shape[0] == 1 and not _after_a_prompt(caches) and own.steps(caches, tokens) == 0:
-                    break  # as where there is no recording: its results do not depend on what ran before it
+                    break  # as where there is no capture: its results do not depend on what ran before it
                 if session.take(caches):
                     self._add(session)
                     return session.call(tokens, caches, stream)
@@ -233,10 +233,10 @@ class Decoding:
         self.sessions[:] = kept
 
     def _records(self, tokens: mx.array, caches: list[Any], *, at_once: bool) -> bool:
-        """Whether a step is recorded, of caches whose kinds are known: the first after a prompt, the second without one or of a batch.
+        """Whether a step is captured, of caches whose kinds are known: the first after a prompt, the second without one or of a batch.
 
-        The second, too, where its memory is so large that each conversation has its own recording (``make_room``): its first token
-        would wait for that. Not where recording led nowhere before.
+        The second, too, where its memory is so large that each conversation has its own capture (``make_room``): its first token
+        would wait for that. Not where capture led nowhere before.
         """
         try:
             for cache in caches:
@@ -250,8 +250,8 @@ class Decoding:
         if self.failures[_kind(tokens, caches)] >= FAILURES:
             self.reason = self.reason or "recording its steps has failed too often"
             return False
-        missing = self.recorded * FEW_REPLAYS - self.replayed if self.recorded >= FEW_REPLAYS else 0
-        if count < missing and not at_once:  # as many as a new recording would have replayed
+        missing = self.captured * FEW_REPLAYS - self.replayed if self.captured >= FEW_REPLAYS else 0
+        if count < missing and not at_once:  # as many as a new capture would have replayed
             self.reason = "its steps were recorded often and replayed seldom"
             return False
         nbytes = Session.nbytes_for(caches)  # what `make_room` will find of it
@@ -270,7 +270,7 @@ class Decoding:
         before: list[dict[str, Any]],
         stream: mx.Stream,
     ) -> Any:
-        """The step as it is, and the same recorded for those that follow. ``before``: what the caches were."""
+        """The step as it is, and the same captured for those that follow. ``before``: what the caches were."""
         earlier = [kind_of(cache).before(cache) for cache in caches]
         twins = [twin(cache) for cache in caches] if several_processes() else None
         logits = function(model, tokens, cache=caches)
@@ -278,7 +278,7 @@ class Decoding:
         if not all(_goes_on(cache, then) for cache, then in zip(caches, earlier, strict=True)):
             self.reason = "its cache is empty, or had arrays of other dtypes before its first step"
             return _begun_at_once(logits)
-        self.recorded += 1
+        self.captured += 1
         kept = isinstance(logits, mx.array) and self._keeps_arrays(tokens, [*before, *(vars(cache) for cache in caches)], logits, stream)
         watch, full = self._watched(model, stream), False  # before it is captured: what another thread changes meanwhile is noticed
         try:
@@ -387,7 +387,7 @@ def _weight(error: BaseException) -> float:
 
 
 def decoding_of(model: Any) -> Decoding:
-    """What is recorded of a model, and of no copy of it."""
+    """What is captured of a model, and of no copy of it."""
     state = vars(model).get(_STATE)
     if state is None or state.model() is not model:
         state = vars(model)[_STATE] = Decoding(model)
@@ -412,7 +412,7 @@ def _on_gpu(tokens: Any) -> bool:
 def step_of(
     model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], rest: dict[str, Any], *, at_once: bool
 ) -> tuple[Any, Decoding]:
-    """What a model returns for a step, and what is recorded of it. ``function``: its own ``__call__``; ``rest``: its other arguments."""
+    """What a model returns for a step, and what is captured of it. ``function``: its own ``__call__``; ``rest``: its other arguments."""
     state = decoding_of(model)
 
     def logits(model: Any, tokens: mx.array, cache: list[Any], **others: Any) -> Any:
@@ -447,11 +447,11 @@ def _at_positions(
         return function(model, tokens, cache=caches)
 
     def step(model: Any, tokens: mx.array, cache: list[Any]) -> Any:
-        recording, note = current(), getattr(model, NOTE)
-        if recording is None:
+        capture, note = current(), getattr(model, NOTE)
+        if capture is None:
             return function(model, tokens, cache=cache)
         try:
-            return function(model, tokens, cache=cache, **{NAME: recording.deltas()})
+            return function(model, tokens, cache=cache, **{NAME: capture.deltas()})
         finally:
             setattr(model, NOTE, note)
 

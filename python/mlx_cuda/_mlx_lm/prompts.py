@@ -38,7 +38,7 @@ def are_evaluated(arrays: list[mx.array]) -> bool:
 
 
 @contextlib.contextmanager
-def begun_early(cache: list[Any]) -> Iterator[None]:
+def begun_ahead(cache: list[Any]) -> Iterator[None]:
     """Have every few layers' keys and values evaluated as soon as their cache is given them, and with them all that leads there; and the
     host wait where it is too far ahead.
     """

@@ -19,7 +19,7 @@ from .positions import notes_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .._replay.capture import Recording
+    from .._replay.capture import Capture
     from .._replay.kinds import Kind
     from .caches import RowKind
 
@@ -36,7 +36,7 @@ class Position(mx.array):
 
 
 def position_of(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """mlx-vlm's number of tokens that a cache has, which a step that is recorded has on the device."""
+    """mlx-vlm's number of tokens that a cache has, which a step that is captured has on the device."""
     ASKING.add(package_of(theirs))
 
     @wraps(theirs)
@@ -49,8 +49,8 @@ def position_of(theirs: Callable[..., Any]) -> Callable[..., Any]:
 class RowStandIn(StandIn):
     """Of a cache with a row of each token."""
 
-    def __init__(self, recording: Recording, kind: RowKind, memory: list[mx.array], place: int) -> None:
-        self.recording = recording
+    def __init__(self, capture: Capture, kind: RowKind, memory: list[mx.array], place: int) -> None:
+        self.capture = capture
         self.kind = kind
         self.memory = memory
         self.place = place
@@ -58,29 +58,29 @@ class RowStandIn(StandIn):
         self.fetched: tuple[Any, Any] | None = None  # what attention is given
         self.has_row, self.gives_masks = False, kind.batched
         if kind.batched:
-            self.offset = recording.step.offsets(place)
-            self.starts = self.left_padding = recording.step.starts(place)
+            self.offset = capture.step.offsets(place)
+            self.starts = self.left_padding = capture.step.starts(place)
         else:
-            self.offset = recording.step.offset(place)
+            self.offset = capture.step.offset(place)
 
     def position(self) -> Position:
         """How many tokens its cache has; of a batch with their left padding, as its cache counts them."""
-        step, place = self.recording.step, self.place
+        step, place = self.capture.step, self.place
         return Position((step.row(place) if self.kind is Batched else step.offset(place)) + int(self.fetched is not None))
 
     def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> mx.array | None:  # noqa: ARG002, N803
         if N != 1:
             raise NotReplayed("a mask is asked for several tokens")
-        step, capacity = self.recording.step, self.memory[0].shape[2]
+        step, capacity = self.capture.step, self.memory[0].shape[2]
         window = self.kind.window(window_size, capacity)
-        if window is None and self.starts is None and not self.recording.more_masks:
+        if window is None and self.starts is None and not self.capture.more_masks:
             return None
         row, lengths, starts = mx.arange(capacity), step.lengths(self.place), self.starts
         length = lengths[:1]
         if self.kind is BatchedRotating and starts is not None:  # padding is the oldest of the rows, wherever they begin
             age = mx.remainder(step.row(self.place) - row, capacity)
             mask: mx.array = age < (length - mx.maximum(starts, 0))[:, None, None, None]
-            self.recording.masks[id(mask)] = (mask, self.place, {"mask": mask})
+            self.capture.masks[id(mask)] = (mask, self.place, {"mask": mask})
             return mask
         mask = row < length
         if window is not None:
@@ -88,13 +88,13 @@ class RowStandIn(StandIn):
         if starts is not None:
             mask = mask & (starts[:, None, None, None] <= row)
         seen = {"lengths": lengths, "left_padding": starts, "window_size": None if window is None else window - 1}
-        self.recording.masks[id(mask)] = (mask, self.place, seen)
+        self.capture.masks[id(mask)] = (mask, self.place, seen)
         return mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         self._check(keys, values, (self.memory[0].shape[3], self.memory[1].shape[3]))
         keys, values = (given.astype(memory.dtype) for given, memory in zip((keys, values), self.memory, strict=True))
-        self._appended(self.recording.step.append(keys, values, *self.memory, self.place))
+        self._appended(self.capture.step.append(keys, values, *self.memory, self.place))
         return self._given(self.memory[0], self.memory[1])
 
     def keys_and_values(self) -> tuple[Any, Any]:
@@ -117,7 +117,7 @@ class RowStandIn(StandIn):
     def _appended(self, memory: list[mx.array]) -> None:
         self.memory = memory
         self.offset = self.offset + 1
-        self.recording.places[id(memory[0])] = (memory[0], self.place)
+        self.capture.places[id(memory[0])] = (memory[0], self.place)
 
 
 class PagedStandIn(RowStandIn):
@@ -125,32 +125,32 @@ class PagedStandIn(RowStandIn):
 
     def __init__(
         self,
-        recording: Recording,
+        capture: Capture,
         memory: list[mx.array],
         capacity: int,
         form: tuple[int, int] | None = None,
         window: int | None = None,
         place: int = 0,
     ) -> None:
-        super().__init__(recording, Batched, memory, place)
+        super().__init__(capture, Batched, memory, place)
         self.capacity, self.form, self.window = capacity, form, window
 
     def position(self) -> Position:
-        return Position(self.recording.step.lengths(self.place).max() - int(self.fetched is None))
+        return Position(self.capture.step.lengths(self.place).max() - int(self.fetched is None))
 
     def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> mx.array:  # noqa: ARG002, N803
         if N != 1:
             raise NotReplayed("a mask is asked for several tokens")
-        lengths = self.recording.step.lengths(self.place)
+        lengths = self.capture.step.lengths(self.place)
         row, ends = mx.arange(self.capacity), lengths[:, None, None, None]
         window_size = min(filter(None, (window_size, self.window)), default=None)
         mask: mx.array = row < ends if window_size is None else (row < ends) & (ends <= row + window_size)
         seen = {"lengths": lengths, "window_size": None if window_size is None else window_size - 1}
-        self.recording.masks[id(mask)] = (mask, self.place, seen)
+        self.capture.masks[id(mask)] = (mask, self.place, seen)
         return mask
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        step, memory = self.recording.step, self.memory
+        step, memory = self.capture.step, self.memory
         if self.form is None:
             self._check_pages(keys, values, (memory[0].shape[3], memory[1].shape[3]))
             keys, values = (given.astype(pages.dtype) for given, pages in zip((keys, values), memory, strict=True))
@@ -165,8 +165,8 @@ class PagedStandIn(RowStandIn):
             ordered = [mx.dequantize(parts[i], parts[i + 1], parts[i + 2], group, bits) for i in (0, 3)]
         self.offset = self.offset + 1
         # What computes with them by other means than attention has them in order; otherwise nobody asks for these.
-        self.recording.places[id(ordered[0])] = (ordered[0], self.place)
-        self.recording.pages[id(ordered[0])] = Pages(self.memory, self.form, self.window, self.place)
+        self.capture.places[id(ordered[0])] = (ordered[0], self.place)
+        self.capture.pages[id(ordered[0])] = Pages(self.memory, self.form, self.window, self.place)
         return self._given(ordered[0], ordered[1])
 
     def _check_pages(self, keys: mx.array, values: mx.array, dims: tuple[int, int]) -> None:
@@ -179,12 +179,12 @@ class PagedStandIn(RowStandIn):
 class QuantizedStandIn(RowStandIn):
     """The same of a quantised one."""
 
-    def __init__(self, recording: Recording, memory: list[mx.array], place: int, form: tuple[int, int]) -> None:
-        super().__init__(recording, Quantized, memory, place)
+    def __init__(self, capture: Capture, memory: list[mx.array], place: int, form: tuple[int, int]) -> None:
+        super().__init__(capture, Quantized, memory, place)
         self.group_size, self.bits = form
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        step, group, bits = self.recording.step, self.group_size, self.bits
+        step, group, bits = self.capture.step, self.group_size, self.bits
         dims = (self.memory[1].shape[3] * group, self.memory[4].shape[3] * group)
         self._check(keys, values, dims)
         keys, values = (given.astype(self.memory[i].dtype) for given, i in ((keys, 1), (values, 4)))
@@ -203,9 +203,9 @@ class ReplacedStandIn(StandIn):
     The model is given another cache of the same class, whose methods do whatever they do with these arrays.
     """
 
-    def __init__(self, recording: Recording, memory: list[mx.array], cls: type, changes: list[bool]) -> None:
+    def __init__(self, capture: Capture, memory: list[mx.array], cls: type, changes: list[bool]) -> None:
         self.memory, self.changes = memory, changes
-        self.given = [recording.step.content(array) for array in memory]
+        self.given = [capture.step.content(array) for array in memory]
         self._shown: Any = cls(len(memory))
         self._shown.cache = list(self.given)
 
@@ -227,15 +227,15 @@ class ReplacedStandIn(StandIn):
 
 
 def stand_in(
-    recording: Recording, kind: Kind, cache: Any, before: list[mx.array] | None, memory: list[mx.array], place: int
+    capture: Capture, kind: Kind, cache: Any, before: list[mx.array] | None, memory: list[mx.array], place: int
 ) -> RowStandIn | ReplacedStandIn:
     """What the model is given for a cache; ``before``: what it replaces some of, if it does."""
     if before is not None:
         changes = [one is not other for one, other in zip(before, kind.arrays(cache), strict=True)]
-        return ReplacedStandIn(recording, memory, type(cache), changes)
+        return ReplacedStandIn(capture, memory, type(cache), changes)
     if kind is Quantized:
-        return QuantizedStandIn(recording, memory, place, Quantized.form(cache))
-    return RowStandIn(recording, cast("RowKind", kind), memory, place)
+        return QuantizedStandIn(capture, memory, place, Quantized.form(cache))
+    return RowStandIn(capture, cast("RowKind", kind), memory, place)
 
 
 class Session(step.Session):

@@ -13,7 +13,7 @@ from .copies import TRIED, package_of
 from .in_pages import restore
 from .models import _all, _inside, _on_gpu, decoding_of, is_step, step_of
 from .positions import NAME, notes_of
-from .prompts import begun_early, is_prompt
+from .prompts import begun_ahead, is_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
                 decoding_of(model).notice()
             if of_a_prompt:
                 decoding_of(model).make_room()
-            with begun_early(cache) if of_a_prompt and decoding_of(model).may_begin(model) else contextlib.nullcontext():
+            with begun_ahead(cache) if of_a_prompt and decoding_of(model).may_begin(model) else contextlib.nullcontext():
                 return function(model, *arguments, **options)
         return step_of(model, function, tokens, cache, rest, at_once=False)[0]
 
@@ -100,7 +100,7 @@ def install(also: Callable[[], object], *, replay: bool = True) -> None:
 
 
 def remove() -> None:
-    """Give the models their own ``__call__`` back, and let go of what was recorded."""
+    """Give the models their own ``__call__`` back, and let go of what was captured."""
     for decoding in list(_all):
         for session in decoding.sessions:
             session.release()

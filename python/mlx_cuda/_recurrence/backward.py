@@ -59,8 +59,8 @@ class Scan(NamedTuple):
 
     states: mx.array  # S^T, [key, value]: as a chunk finds it
     changes: mx.array  # U
-    slopes: mx.array  # R^T: of what a chunk leaves
-    change_slopes: mx.array  # dU
+    gradients: mx.array  # R^T: of what a chunk leaves
+    change_gradients: mx.array  # dU
     first: mx.array  # float32 [B, Hv, Dv, Dk]: the slope of the initial state
     solve: mx.array | None = None  # M^T
 
@@ -81,10 +81,12 @@ def gradients(call: Call, cotangents: Sequence[mx.array], module: Any, stream: m
             state, own_dy = None if call.state is None else call.state[:, of_values], dy[:, :, of_values]
             if groups:  # one after the other, so that they take each other's memory
                 own_dy = mx.where(mx.isnan(groups[-1][4][:1, :1, :1, None]), own_dy, own_dy)
-            slopes = _of_heads(call._replace(q=q, k=k, v=v, g=g, beta=beta, state=state), own_dy, last[:, of_values], module, stream, delta)
-            if slopes is None:
+            of_group = _of_heads(
+                call._replace(q=q, k=k, v=v, g=g, beta=beta, state=state), own_dy, last[:, of_values], module, stream, delta
+            )
+            if of_group is None:
                 return None
-            groups.append(slopes)
+            groups.append(of_group)
         joined = [mx.concatenate(list(each), axis=1 if i == 5 else 2) for i, each in enumerate(zip(*groups, strict=True))]
         return [*joined, *([] if call.mask is None else [mx.zeros_like(call.mask)])]
 
@@ -97,11 +99,11 @@ def _of_heads(call: Call, dy: mx.array, last: mx.array, module: Any, stream: mx.
     own = module.linear_attention_slopes(*call, dy, found, stream)
     if own is None:
         wide = Chunks(*(each.astype(mx.float32) for each in by_chunks(call, dy)))
-        slopes = rest(call, wide, Scan(*(each.astype(mx.float32) for each in found)))
+        gradients = rest(call, wide, Scan(*(each.astype(mx.float32) for each in found)))
     else:
         q, k, v, g, beta = own
-        slopes = [q, k, v, g.astype(call.g.dtype), beta.astype(call.beta.dtype)]
-    return slopes if call.state is None else [*slopes, found[4]]
+        gradients = [q, k, v, g.astype(call.g.dtype), beta.astype(call.beta.dtype)]
+    return gradients if call.state is None else [*gradients, found[4]]
 
 
 def by_chunks(call: Call, dy: mx.array) -> Chunks:
@@ -127,35 +129,35 @@ def rest(call: Call, parts: Chunks, found: Scan) -> list[mx.array]:
     """The slopes of q, k, v, g and beta: products of all chunks at once."""
     q, k, v, dy, beta, _ = parts
     dtype, until, onwards, between, beta = v.dtype, parts.until, parts.onwards, parts.between, beta[..., None]
-    target = found.change_slopes if found.solve is None else found.solve @ found.change_slopes  # X
+    target = found.change_gradients if found.solve is None else found.solve @ found.change_gradients  # X
     right, seen_states = found.changes.swapaxes(3, 4), found.states.swapaxes(3, 4)
     scores = (between * (dy @ right)).astype(dtype)
-    q_slope = until * (dy @ seen_states) + scores @ k
-    kept = onwards * (found.changes @ found.slopes.swapaxes(3, 4))  # of k, by the state that a chunk leaves
+    q_gradient = until * (dy @ seen_states) + scores @ k
+    kept = onwards * (found.changes @ found.gradients.swapaxes(3, 4))  # of k, by the state that a chunk leaves
     earlier = scores.swapaxes(3, 4) @ q + kept  # of k as what later tokens meet
-    corrected = mx.zeros_like(q_slope)  # by beta: of k as what corrects
+    corrected = mx.zeros_like(q_gradient)  # by beta: of k as what corrects
     scaled = (beta * k).astype(call.k.dtype).astype(dtype)  # the same in both sums below, whose terms cancel
     if found.solve is not None:
         system = -mx.tril(between * (target @ right), -1)
         corrected = system.astype(dtype) @ k - until * (target @ seen_states)
         earlier = earlier + system.astype(dtype).swapaxes(3, 4) @ scaled
-    decay = _sum(q_slope * q) - _sum(earlier * k) + _sum(corrected * scaled)  # the slope of T
-    whole = _sum(kept * k).sum(axis=3) + until[..., -1, 0] * _sum(_sum(found.states.astype(mx.float32) * found.slopes))
-    g_slope = mx.cumsum(decay, axis=3, reverse=True) + whole[..., None]
-    beta_slope = _sum(target * v.astype(mx.float32)) + _sum(corrected * k)
-    return _as_given(call, [q_slope, earlier + beta * corrected, beta * target, g_slope, beta_slope])
+    decay = _sum(q_gradient * q) - _sum(earlier * k) + _sum(corrected * scaled)  # the slope of T
+    whole = _sum(kept * k).sum(axis=3) + until[..., -1, 0] * _sum(_sum(found.states.astype(mx.float32) * found.gradients))
+    g_gradient = mx.cumsum(decay, axis=3, reverse=True) + whole[..., None]
+    beta_gradient = _sum(target * v.astype(mx.float32)) + _sum(corrected * k)
+    return _as_given(call, [q_gradient, earlier + beta * corrected, beta * target, g_gradient, beta_gradient])
 
 
-def _as_given(call: Call, slopes: list[mx.array]) -> list[mx.array]:
+def _as_given(call: Call, gradients: list[mx.array]) -> list[mx.array]:
     """Tokens before heads, of which those that share a query and a key are summed up; and of g itself."""
     length = call.v.shape[1]
-    q, k, v, g, beta = (each.flatten(2, 3)[:, :, :length].swapaxes(1, 2) for each in slopes)
+    q, k, v, g, beta = (each.flatten(2, 3)[:, :, :length].swapaxes(1, 2) for each in gradients)
     q, k = (each.reshape(*call.q.shape[:3], -1, call.q.shape[3]).sum(axis=3) for each in (q, k))
     decay = call.g.astype(mx.float32)
     counts = mx.logical_not(decay <= LEAST_DECAY)  # NaN does
     counts = counts if call.mask is None else mx.logical_and(counts, call.mask[:, :, None])
     g = mx.where(counts, g / mx.maximum(decay, LEAST_DECAY), 0)
-    return [slope.astype(each.dtype) for slope, each in zip((q, k, v, g, beta), call[:5], strict=True)]
+    return [gradient.astype(each.dtype) for gradient, each in zip((q, k, v, g, beta), call[:5], strict=True)]
 
 
 def _sum(array: mx.array) -> mx.array:

@@ -66,15 +66,15 @@ def fused(call: Call, stream: mx.Stream, *, delta: bool, chunked: bool) -> tuple
         arrays, given = [*primals, *cotangents], len(primals)
 
         def by_kernels(*arrays: mx.array) -> list[mx.array]:
-            slopes = gradients(call.with_arrays(arrays[:given]), arrays[given:], module, stream, delta=delta)
-            return by_composition(*arrays) if slopes is None else slopes
+            derived = gradients(call.with_arrays(arrays[:given]), arrays[given:], module, stream, delta=delta)
+            return by_composition(*arrays) if derived is None else derived
 
         def by_composition(*arrays: mx.array) -> list[mx.array]:
             return compose(arrays[:given], arrays[given:])
 
-        def again(arrays: tuple[mx.array, ...], slopes: list[mx.array], _: list[mx.array]) -> list[mx.array]:
+        def again(arrays: tuple[mx.array, ...], derived: list[mx.array], _: list[mx.array]) -> list[mx.array]:
             with mx.stream(stream):
-                return of_floats(by_composition, arrays, slopes)
+                return of_floats(by_composition, arrays, derived)
 
         def forwards(arrays: tuple[mx.array, ...], tangents: Sequence[mx.array | None]) -> list[mx.array]:
             with mx.stream(stream):
@@ -95,7 +95,7 @@ def derived(call: Call, cotangents: Sequence[mx.array], *, delta: bool) -> list[
 def of_floats(function: Callable[..., list[mx.array]], arrays: Sequence[mx.array], cotangents: Sequence[mx.array]) -> list[mx.array]:
     """Gradients of what is no mask and no offsets, and zeros for these."""
     which = [i for i, each in enumerate(arrays) if mx.issubdtype(each.dtype, mx.floating)]
-    slopes = [mx.zeros_like(each) for each in arrays]
+    derived = [mx.zeros_like(each) for each in arrays]
 
     def of_some(*floats: mx.array) -> list[mx.array]:
         own = list(arrays)
@@ -103,9 +103,9 @@ def of_floats(function: Callable[..., list[mx.array]], arrays: Sequence[mx.array
             own[i] = each
         return function(*own)
 
-    for i, slope in zip(which, mx.vjp(of_some, [arrays[i] for i in which], list(cotangents))[1], strict=True):
-        slopes[i] = slope
-    return slopes
+    for i, one in zip(which, mx.vjp(of_some, [arrays[i] for i in which], list(cotangents))[1], strict=True):
+        derived[i] = one
+    return derived
 
 
 def unfused(call: Call, *, delta: bool) -> tuple[mx.array, mx.array]:

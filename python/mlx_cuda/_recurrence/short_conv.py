@@ -153,7 +153,7 @@ def depthwise(
 ) -> Prepared | None:  # fmt: skip
     """What computes :func:`mlx.core.conv1d` of these arguments, if it is the convolution of a prompt that our kernel computes faster.
 
-    That of one token is left to MLX: a recorded step has a kernel for it and for what comes after.
+    That of one token is left to MLX: a captured step has a kernel for it and for what comes after.
     """
     if x.size < FEWEST_NUMBERS or x.ndim != 3 or weight.ndim != 3 or x.dtype != weight.dtype:
         return None

@@ -46,8 +46,8 @@ class Pages(NamedTuple):
     place: int
 
 
-class Recording:
-    """What is known of arrays that the model passes on while it is recorded."""
+class Capture:
+    """What is known of arrays that the model passes on while it is captured."""
 
     def __init__(self, step: Any, apart: int = 0, notes: tuple[str, ...] = ()) -> None:
         self.step = step
@@ -106,19 +106,19 @@ class Recording:
 
 def _attention(upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
     def attention_of_step(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
-        recording = current()
-        return upstream(q, k, v, **options) if recording is None else recording.attention(upstream, q, k, v, **options)
+        capture = current()
+        return upstream(q, k, v, **options) if capture is None else capture.attention(upstream, q, k, v, **options)
 
     return attention_of_step
 
 
-def current() -> Recording | None:
-    """What is recorded in this thread at present."""
-    return getattr(_current, "recording", None)
+def current() -> Capture | None:
+    """What is captured in this thread at present."""
+    return getattr(_current, "capture", None)
 
 
-def while_recorded(recording: Recording, record: Callable[[Recording], Result]) -> Result:
-    """Have this thread's attention go by the recording while that is made; one thread at a time records.
+def while_captured(capture: Capture, record: Callable[[Capture], Result]) -> Result:
+    """Have this thread's attention go by the capture while that is made; one thread at a time records.
 
     A function and no context manager: an interrupt may come between the latter's beginning and its block, with the lock held.
     """
@@ -128,13 +128,13 @@ def while_recorded(recording: Recording, record: Callable[[Recording], Result]) 
         own = _attention(upstream)
         try:
             mx.fast.scaled_dot_product_attention = own
-            _current.recording = recording
-            return record(recording)
+            _current.capture = capture
+            return record(capture)
         finally:
             if mx.fast.scaled_dot_product_attention is own:  # another thread may have patched or unpatched meanwhile
                 mx.fast.scaled_dot_product_attention = upstream
-            _current.recording = None
-            recording.forget()
+            _current.capture = None
+            capture.forget()
     finally:
         try:  # noqa: SIM105  (suppress has frames of Python's own, in which a further interrupt may come)
             _lock.release()

@@ -30,7 +30,7 @@ def pages_for(rows: int, most: float) -> int:
 
 
 class Region:
-    """The pages of those layers that have the same window, or none. The first of them is nobody's: a step is recorded with it."""
+    """The pages of those layers that have the same window, or none. The first of them is nobody's: a step is captured with it."""
 
     def __init__(self, window: int | None, count: int) -> None:
         self.count, self.most = count, most_pages(window)

@@ -1,6 +1,6 @@
 """What layers replace at each token, as the state of linear attention, of batches whose rows are in pages.
 
-A recorded step finds the states of its sequences in the first rows of memory that all recordings share, in the order of the batch. Where
+A captured step finds the states of its sequences in the first rows of memory that all captures share, in the order of the batch. Where
 sequences have joined or left, or another batch of the model has its turn, these rows are put in order anew. Those of sequences that
 somebody still has are copied out before.
 """

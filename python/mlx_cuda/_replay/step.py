@@ -1,4 +1,4 @@
-"""A model's step for one cache: recorded, checked against the model itself, and replayed."""
+"""A model's step for one cache: captured, checked against the model itself, and replayed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import mlx.core as mx
 
 from .._loader import native
-from .capture import Recording, while_recorded
+from .capture import Capture, while_captured
 from .errors import KEPT, CaptureFailed, NotReplayed, are_kept, own_arrays
 from .kinds import Place
 from .watch import Watch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .capture import StandIn
     from .kinds import BatchedKind, Kind
 
-# Of a recorded step's logits against the model's own, by relative norm: other kernels round otherwise, and now and then choose another
+# Of a captured step's logits against the model's own, by relative norm: other kernels round otherwise, and now and then choose another
 # expert; what reads a row that nobody may see is wrong by far more.
 LARGEST_ERROR = 0.3
 
@@ -36,7 +36,7 @@ now = _Now()
 
 
 class Taken(NamedTuple):
-    """A step that a model has taken by itself, which is to be recorded."""
+    """A step that a model has taken by itself, which is to be captured."""
 
     model: Any
     function: Callable[..., Any]  # its own ``__call__``
@@ -47,7 +47,7 @@ class Taken(NamedTuple):
 
 
 class Session(ABC):
-    """A recorded step, the memory of its caches, and the cache that has it at present.
+    """A captured step, the memory of its caches, and the cache that has it at present.
 
     A library says what kinds its caches are of, and what its models are given for them (``before``: what a step began with).
     """
@@ -57,7 +57,7 @@ class Session(ABC):
     def kind_of(cache: Any) -> Kind: ...  # NotReplayed where there is none
     @staticmethod
     @abstractmethod
-    def stand_in(recording: Recording, kind: Kind, cache: Any, before: Any, memory: list[mx.array], place: int) -> StandIn: ...
+    def stand_in(capture: Capture, kind: Kind, cache: Any, before: Any, memory: list[mx.array], place: int) -> StandIn: ...
     @staticmethod
     @abstractmethod
     def notes_of(model: Any) -> tuple[str, ...]: ...  # attributes that it may write in a step
@@ -101,14 +101,14 @@ class Session(ABC):
         places = self._places(caches, lambda kind, cache, _: kind.last(cache))
         assert places is not None  # noqa: S101  (groups are of caches at equal places)
 
-        def stand_ins(recording: Recording) -> list[StandIn]:
+        def stand_ins(capture: Capture) -> list[StandIn]:
             return [
-                self.stand_in(recording, kind, cache, then, list(memory), group)
+                self.stand_in(capture, kind, cache, then, list(memory), group)
                 for kind, cache, then, memory, group in zip(self.kinds, caches, before, self.memory, self.groups, strict=True)
             ]
 
-        recording = Recording(self.step, len(places) - 1, self.notes_of(model))
-        begin_recording(recording, model, function, tokens, stand_ins, expected.shape, len(places))
+        capture = Capture(self.step, len(places) - 1, self.notes_of(model))
+        begin_capture(capture, model, function, tokens, stand_ins, shape=expected.shape, places=len(places))
         if not self._read(caches):
             raise NotReplayed("the sequences of its caches begin at different rows")
         own = [kind.arrays(cache) if then is None else then for kind, cache, then in zip(self.kinds, caches, before, strict=True)]
@@ -176,7 +176,7 @@ class Session(ABC):
         return isinstance(self.owner, weakref.ref) and self.owner() is None
 
     def is_for(self, stream: mx.Stream) -> bool:
-        """Whether it can run there: the memory of its sums is of the stream that it was recorded on."""
+        """Whether it can run there: the memory of its sums is of the stream that it was captured on."""
         return not self.step.has_sums or stream == self.stream
 
     def take(self, caches: list[Any]) -> bool:
@@ -197,7 +197,7 @@ class Session(ABC):
         return True
 
     def call(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
-        """The logits of the next step; None where the call does not fit what was recorded."""
+        """The logits of the next step; None where the call does not fit what was captured."""
         places = self._next(caches) if tokens.shape == self.shape else None
         if not self.is_for(stream):
             return None
@@ -286,23 +286,24 @@ class Session(ABC):
         self.owner = self.owners[0]
 
 
-def begin_recording(
-    recording: Recording,
+def begin_capture(
+    capture: Capture,
     model: Any,
     function: Callable[..., Any],
     tokens: mx.array,
-    stand_ins: Callable[[Recording], list[StandIn]],
+    stand_ins: Callable[[Capture], list[StandIn]],
+    *,
     shape: tuple[int, ...],
     places: int,
 ) -> None:
     """Record what a model does with its stand-ins, for other tokens than these; its logits have to be of this shape."""
-    step = recording.step
+    step = capture.step
     random: Any = mx.random.state
     drawn = random[0]
-    weights = Watch(model, mx.default_stream(mx.default_device()), recording.notes)
+    weights = Watch(model, mx.default_stream(mx.default_device()), capture.notes)
 
-    def encode(recording: Recording) -> None:
-        given, result = _called(recording, model, function, stand_ins)
+    def encode(capture: Capture) -> None:
+        given, result = _called(capture, model, function, stand_ins)
         if not isinstance(result, mx.array) or result.shape != shape:
             raise NotReplayed("it returns something else than logits")
         if any(not each.has_row for each in given):
@@ -319,7 +320,7 @@ def begin_recording(
             result = step.finish(result, new, memory)
         step.record(result, other, [Place(0, 0, 1)] * places)
 
-    while_recorded(recording, encode)
+    while_captured(capture, encode)
     if step.nodes == 0:
         raise NotReplayed("MLX_USE_CUDA_GRAPHS=0 is set")
     # And MLX moves the memory of an array that the host reads, of which the captured graph knows nothing.
@@ -328,19 +329,19 @@ def begin_recording(
 
 
 def _called(
-    recording: Recording, model: Any, function: Callable[..., Any], stand_ins: Callable[[Recording], list[StandIn]]
+    capture: Capture, model: Any, function: Callable[..., Any], stand_ins: Callable[[Capture], list[StandIn]]
 ) -> tuple[list[StandIn], Any]:
     """Stand-ins, and what the model makes of them; where its code does not run with masks of ours, with those alone that caches give."""
-    given = stand_ins(recording)
+    given = stand_ins(capture)
     try:
-        return given, function(model, recording.step.tokens(), cache=[each.shown for each in given])
+        return given, function(model, capture.step.tokens(), cache=[each.shown for each in given])
     except (NotReplayed, CaptureFailed):
         raise
     except Exception as error:
-        if recording.more_masks and any(not each.gives_masks for each in given):
-            recording.more_masks = False
-            recording.forget()
-            return _called(recording, model, function, stand_ins)
+        if capture.more_masks and any(not each.gives_masks for each in given):
+            capture.more_masks = False
+            capture.forget()
+            return _called(capture, model, function, stand_ins)
         if isinstance(error, RuntimeError):  # as of memory that is full
             raise CaptureFailed(str(error)) from error
         # Of the model's code, which stand-ins were given to, and nothing of the caller's.
@@ -348,7 +349,7 @@ def _called(
 
 
 def compare(replayed: mx.array, expected: mx.array) -> None:
-    """Raise where a recorded step's logits are not the model's own."""
+    """Raise where a captured step's logits are not the model's own."""
     with own_arrays():
         error = mx.linalg.norm((replayed - expected).astype(mx.float32)) / mx.linalg.norm(expected.astype(mx.float32))
         size = float(error.item())  # type: ignore[arg-type]
