@@ -328,7 +328,11 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--commit", help="commit to record where there is no git (or MLX_CUDA_COMMIT)")
     command.add_argument("--wheel", type=Path, help="the wheel that is installed, to record its sha256")
 
-    command = add("prepare", prepare, "Compile beforehand, in several processes, what MLX and torch compile at a first call.")
+    command = add(
+        "prepare",
+        prepare,
+        "Compile beforehand, in several processes, what MLX and torch compile at a first call.",
+    )
     add_case(command)
     command.add_argument("--processes", type=int, metavar="N", help="at a time (default: as many as there are CPUs, at most 16)")
     command.add_argument("--quick", action="store_true", help="tiny sizes, also without a GPU: proves that the program works")

@@ -60,13 +60,13 @@ def profile(torch: Any, step: Callable[[], object], steps: int) -> dict[str, Any
     """:func:`of_trace` of so many calls, each of which waits for the device."""
     profiler = importlib.import_module("torch.profiler")
     step()
-    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as captured:
+    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as trace:
         torch.cuda.synchronize()
         for _ in range(steps):
             step()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "trace.json")
-        captured.export_chrome_trace(str(file))
+        trace.export_chrome_trace(str(file))
         return of_trace(json.loads(file.read_text("utf-8"))["traceEvents"], steps)
 
 

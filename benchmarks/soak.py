@@ -47,7 +47,7 @@ def growth(readings: Sequence[dict[str, float | None]]) -> dict[str, float | Non
 
     def median(part: Sequence[dict[str, float | None]], name: str) -> float | None:
         known = [(each[name], each["recordings"] or 0.0 if name != "host" else 0.0) for each in part]
-        values = [value - captures for value, captures in known if value is not None]
+        values = [value - captured for value, captured in known if value is not None]
         return statistics.median(values) if values else None
 
     found: dict[str, float | None] = {}
@@ -59,7 +59,7 @@ def growth(readings: Sequence[dict[str, float | None]]) -> dict[str, float | Non
 
 
 class Soak:
-    """``lengths``: the longest prompt and the most tokens; ``most``: requests that are there at a time; ``recordings``: bytes of those."""
+    """``lengths``: the longest prompt and the most tokens; ``most``: requests that are there at a time; ``captures``: bytes of those."""
 
     def __init__(
         self,

@@ -123,5 +123,5 @@ def cases(*, quick: bool) -> list[LinearAttentionCase | short_conv.ShortConvCase
         return [*layers, *short_conv.cases(quick=quick)]
     few = [LinearAttentionCase(1, batch, channels) for channels in (False, True) for batch in (1, 8, 64, 256)]
     prompts = [LinearAttentionCase(tokens, 1, channels) for channels in (False, True) for tokens in (64, 256, 2048, 32768)]
-    backward = [LinearAttentionCase(tokens, backward=True) for tokens in (2048, 8192)]
-    return [*few, *prompts, LinearAttentionCase(2048, 8), *backward, *short_conv.cases(quick=quick)]
+    gradients = [LinearAttentionCase(tokens, backward=True) for tokens in (2048, 8192)]
+    return [*few, *prompts, LinearAttentionCase(2048, 8), *gradients, *short_conv.cases(quick=quick)]
