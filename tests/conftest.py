@@ -7,14 +7,12 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import hypothesis
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytest_plugins = [f"{__package__}.skips"]
 # What tests share has asserts too; those of the package may be collected first.

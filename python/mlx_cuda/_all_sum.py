@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
-from ._common.arrays import require_arrays, resolve
+from ._common.arrays import StreamOrDevice, require_arrays, resolve
 from ._common.choice import Choice
 from ._common.errors import WrongType
 from ._loader import native
 from ._loader.replacing import in_place_of
 from ._operation import Call
-
-if TYPE_CHECKING:
-    from ._common.arrays import StreamOrDevice
 
 upstream_all_sum = mx.distributed.all_sum
 

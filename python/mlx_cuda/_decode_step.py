@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
 from ._all_sum import several_processes
-from ._common.arrays import resolve
+from ._common.arrays import StreamOrDevice, resolve
 from ._common.choice import OLDEST_GPU, Choice, sm
 from ._invariant.state import setting
 from ._loader import native
@@ -22,11 +23,6 @@ from ._mlx_lm.wrapped import not_replaying
 from ._operation import Call
 from ._patch import our_products
 from ._replay.errors import NotReplayed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ._common.arrays import StreamOrDevice
 
 _lock = threading.RLock()
 INVARIANT = "patch(batch_invariant=True) is on, and steps have kernels of their own"

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ._loader import checks
+from ._loader.checks import Check
 from ._loader.environment import Probe, take
 from ._loader.loaded import Loaded
 from ._loader.table import FRONTEND
 from ._version import __version__
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-
-    from ._loader.checks import Check
 
 PROBE_SECONDS = 180  # a first use may compile and load kernels
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import Any, cast, overload
+
+import mlx.core as mx
 
 from ._attention.attention import attention
+from ._common.choice import Choice, EngineName
 from ._decode_step import decode_step
+from ._operation import Call
 from ._operations import OPERATIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import mlx.core as mx
-
-    from ._common.choice import Choice, EngineName
-    from ._operation import Call
 
 EXPLAINED = (*OPERATIONS.values(), decode_step)
 RETIRED = {"mlx": "upstream", "fallback": "composed"}  # what engines were called before 0.32.4.1

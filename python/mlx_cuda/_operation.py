@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import mlx.core as mx
 
 from ._common.choice import Choice
 from ._loader import native
 from ._loader.graph_cache import cached, growing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 COMPOSED = ("fallback", "mlx")  # engines that are MLX's operations
 P = ParamSpec("P")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import mlx.core as mx
 
 from ._all_sum import patched_all_sum, upstream_all_sum
 from ._attention.attention import OURS, prepare
 from ._attention.composed import upstream_attention
-from ._common.arrays import promoted
+from ._common.arrays import StreamOrDevice, promoted
 from ._common.choice import OLDEST_GPU
 from ._invariant import attention as invariant_attention
 from ._invariant import mlx_lm as invariant_mlx_lm
@@ -28,16 +29,11 @@ from ._matmul.quantized import quantized_matmul
 from ._matmul.upstream import upstream_gather_mm, upstream_gather_qmm
 from ._mlx_lm import places as mlx_lm
 from ._mlx_lm import wrapped
+from ._operation import Call, Operation
 from ._recurrence.fused import upstream_gated_delta
 from ._recurrence.gated_delta import gated_delta
 from ._recurrence.short_conv import depthwise, upstream_conv1d
 from ._replay import packing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ._common.arrays import StreamOrDevice
-    from ._operation import Call, Operation
 
 
 @in_place_of(upstream_attention)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
+import numpy as np
 import pytest
 from mlx_cuda._attention import attention as _attention
 from mlx_cuda._attention import paged as _paged
@@ -15,13 +17,8 @@ from mlx_cuda._loader import native as _native
 
 from .support import normal
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-
-    Results = list[mx.array]
-    Call = Callable[[], Any]
+Results = list[mx.array]
+Call = Callable[[], Any]
 
 HEADS, KV_HEADS, DIM = 8, 2, 64
 OURS: Any = mlx_cuda  # overloads do not let options through

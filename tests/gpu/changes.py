@@ -8,13 +8,11 @@ from __future__ import annotations
 import functools
 import importlib
 import types
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 

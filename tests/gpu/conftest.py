@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
@@ -15,9 +15,6 @@ from mlx_cuda._loader import native as _native
 from ..conftest import handed_on
 from .cached_calls import watched
 from .decoding_checks import small_buckets
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["rng", "small_buckets", "watched"]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
+import numpy as np
 import pytest
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_map
@@ -15,11 +17,6 @@ from mlx_cuda._mlx_lm import caches
 from .decoding_model import Experts, KVCache, Model, nn
 from .formats import Form
 from .support import host, relative_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
 
 PROMPT = 11
 TOLERANCE = {mx.float32: 5e-3, mx.float16: 1e-2, mx.bfloat16: 6e-2}  # of logits after a few layers

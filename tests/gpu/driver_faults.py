@@ -15,11 +15,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any
 
 SOURCE = Path(__file__).with_suffix(".c")
 KINDS = {"allocations": 1, "graphs": 2}

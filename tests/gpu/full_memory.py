@@ -12,16 +12,13 @@ import gc
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import mlx.core as mx
 import mlx_cuda
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Graph = Callable[[int], list[mx.array]]
+Graph = Callable[[int], list[mx.array]]
 
 MIB = 1 << 20
 PIECE = 256 * MIB

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from .mlx_lm_parts import make_model, part
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 EXPERTS: dict[str, Any] = {
     "model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128, "decoder_sparse_step": 1,

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.quantized import quantize
 from mlx.utils import tree_flatten, tree_map
 
 from benchmarks.mlx_lm_parts import part
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["SIZES", "Tokenizer", "make_model", "part", "wide", "write_folder"]
 GROUP = 64  # numbers of quantised weights

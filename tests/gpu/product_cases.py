@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import formats
-from .cases import ROUNDOFF, TF32_ROUNDOFF, rounded
+from .cases import ROUNDOFF, TF32_ROUNDOFF, DTypeName, rounded
 from .formats import FORMS, Form
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from .cases import DTypeName
-    from .reference import Array
+from .reference import Array
 
 Kind = Literal["quantised", "experts", "pairs", "groups", "fp8"]
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
 import numpy as np
+from numpy.typing import NDArray
 
 from . import product_cases as cases
+from .product_cases import Case
 from .trials import DTYPES, Outcome, on_a_gpu, on_device
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from numpy.typing import NDArray
-
-    from .product_cases import Case
 
 OURS: Any = mlx_cuda
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from .formats import Form, dequantised, random_scales, random_words
+from .reference import Array
 from .support import device, host
-
-if TYPE_CHECKING:
-    from .reference import Array
 
 ROWS = (1, 2, 3, 4, 5, 8, 16, 17, 63, 64, 65, 512, 1000)
 

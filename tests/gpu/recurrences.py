@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
 import numpy as np
 
 from . import reference
+from .reference import Array
 from .support import TOLERANCE, assert_close, host, primitives
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .reference import Array
 
 ROUNDINGS = 2e-5  # of the state token by token, some thousands in float32
 IN_TYPE_OF: Any = {mlx_cuda.gated_delta: 2, mlx_cuda.ssd: 0}  # which argument's the results have

@@ -5,13 +5,11 @@ Nothing but numpy is imported, so that the benchmark program checks itself again
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Array: TypeAlias = NDArray[np.float64]
 Activation: TypeAlias = Literal["relu", "gelu_approx"] | None

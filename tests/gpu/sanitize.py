@@ -14,13 +14,10 @@ import argparse
 import itertools
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import TypeAlias
-
-    Calls: TypeAlias = Iterator[tuple[Any, ...]]  # a name, a function and its arguments
+Calls: TypeAlias = Iterator[tuple[Any, ...]]  # a name, a function and its arguments
 
 FORMS = [*(("affine", 32, bits) for bits in (2, 3, 4, 5, 6, 8)), ("mxfp4", 32, 4), ("mxfp8", 32, 8), ("nvfp4", 16, 4)]
 

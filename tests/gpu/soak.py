@@ -13,16 +13,13 @@ import os
 import sys
 import time
 from collections import Counter, defaultdict, deque
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Future
-
-    from .trials import Outcome
+from .trials import Outcome
 
 # What draws and judges cases, with nothing but numpy, and what computes them.
 OPERATIONS = {"attention": ("cases", "trials"), "products": ("product_cases", "product_trials")}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -14,9 +15,6 @@ from mlx_cuda._attention.options import Options
 
 from . import reference
 from .support import TOLERANCE, assert_close, device, host, normal, primitives, relative_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.gpu
 

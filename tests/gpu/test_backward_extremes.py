@@ -6,8 +6,9 @@ logarithms of the sums are below -88, or -11 in float16 (docs/upstream-issues.md
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -17,9 +18,6 @@ from mlx_cuda._loader import native
 
 from . import reference
 from .support import device, host, primitives
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.gpu
 MENDED = (9, 28)  # the first cuDNN after 9.19 that it was asked with

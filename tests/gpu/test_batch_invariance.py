@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -17,9 +18,6 @@ from .formats import Form
 from .invariant_parts import differing, differing_answers, draw, logits_of, model_of, serve
 from .mlx_lm_parts import part
 from .support import DTYPES, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 if find_spec("mlx_lm") is None:
     pytest.skip("mlx_lm is not installed", allow_module_level=True)

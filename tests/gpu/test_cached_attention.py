@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -13,11 +13,8 @@ from mlx_cuda import _patch
 
 from tests.package.threads import in_threads
 
-from .cached_calls import HEADS, OURS, Watched, arrays, assert_cached, assert_right, assert_same, by_python, listed
+from .cached_calls import HEADS, OURS, Call, Watched, arrays, assert_cached, assert_right, assert_same, by_python, listed
 from .support import normal, primitives
-
-if TYPE_CHECKING:
-    from .cached_calls import Call
 
 pytestmark = pytest.mark.gpu
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
+import numpy as np
 import pytest
 
-from .cached_calls import DIM, HEADS, KV_HEADS, OURS, Watched, arrays, assert_cached, assert_right, assert_same, by_python, listed
+from .cached_calls import DIM, HEADS, KV_HEADS, OURS, Call, Watched, arrays, assert_cached, assert_right, assert_same, by_python, listed
 from .support import normal
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from .cached_calls import Call
 
 pytestmark = pytest.mark.gpu
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -23,12 +25,8 @@ from tests.package.threads import in_threads
 
 from .support import normal, primitives
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Call = Callable[[], mx.array]
-    Make = Callable[[np.random.Generator], tuple[mx.array, ...]]
+Call = Callable[[], mx.array]
+Make = Callable[[np.random.Generator], tuple[mx.array, ...]]
 
 pytestmark = pytest.mark.gpu
 

@@ -10,10 +10,13 @@ import os
 import pickle
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
+import numpy as np
 import pytest
 from mlx_cuda._loader import native
 from mlx_cuda._mlx_lm import in_pages
@@ -25,12 +28,6 @@ from mlx_cuda._replay.pool import held_by
 from .decoding_model import KVCache, Model
 from .mlx_lm_parts import SIZES, make_model, part
 from .support import host, relative_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    import numpy as np
 
 try:
     caches, generate, qwen3 = map(part, ("models.cache", "generate", "models.qwen3"))

@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import mlx.core as mx
 import mlx_cuda
+import numpy as np
 import pytest
 from mlx_cuda._common import limits as known
 from mlx_cuda._loader import native as _native
@@ -21,12 +23,6 @@ from mlx_cuda._tuning.rules import rules
 from . import quantized_cases as cases
 from .formats import Form
 from .support import TOLERANCE, assert_close, host, normal, primitives
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import numpy as np
 
 pytestmark = pytest.mark.gpu
 

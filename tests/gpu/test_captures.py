@@ -8,22 +8,19 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
+import numpy as np
 import pytest
 from mlx_cuda._loader import native
 from mlx_cuda._mlx_lm.models import decoding_of
 
 from .decoding_checks import PROMPT, TOLERANCE, as_it_is, fresh, make, replayed, run, words
 from .support import host, relative_error
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy as np
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("small_buckets")]
 

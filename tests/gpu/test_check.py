@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx_cuda
 import pytest
 from mlx_cuda._check import show
 
 from .mlx_lm_parts import GROUP, SIZES, make_model, write_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 if importlib.util.find_spec("mlx_lm") is None or importlib.util.find_spec("tokenizers") is None:
     pytest.skip("mlx_lm is not installed", allow_module_level=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -19,9 +20,6 @@ from .decoding_checks import FOUR, PROMPT, TOLERANCE, as_it_is, check, fresh, ma
 from .decoding_model import KVCache, Model, RotatingKVCache, nn
 from .formats import FORMS, Form
 from .support import DTYPES, host, relative_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("small_buckets")]
 

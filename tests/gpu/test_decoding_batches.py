@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -16,12 +17,8 @@ from mlx_cuda._replay.sequences import is_in_pages
 
 from .decoding_checks import FOUR, PROMPT, TOLERANCE, as_it_is, make, replayed, wide, words
 from .decoding_model import KVCache, Model, RotatingKVCache, merged, of_changing_size
+from .formats import Form
 from .support import DTYPES, host, relative_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .formats import Form
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("small_buckets")]
 

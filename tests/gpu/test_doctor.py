@@ -7,13 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.gpu, pytest.mark.older_gpus, pytest.mark.skipif(sys.platform != "linux", reason="loads a Linux library")]
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._loader import native as _native
+from numpy.typing import NDArray
 
 from . import quantized_cases as cases
 from .formats import Form
+from .reference import Array
 from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, assert_close, host, normal
 from .test_quantized_matmul import FEW_FORMS, FORM, OURS, dtypes, engine, few_forms, forms, halves, transposed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 

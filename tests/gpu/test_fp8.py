@@ -5,23 +5,19 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._loader import native as _native
+from numpy.typing import NDArray
 
 from .formats import e4m3, spread
+from .reference import Array
 from .support import DTYPES, ROUNDOFF, TOLERANCE, assert_close, device, host, normal, poison
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,6 @@ A case is its number: ``pytest tests/gpu/test_fuzz.py -k 'linear and 217'`` repe
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import mlx_cuda
@@ -16,10 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from . import product_trials, reference, trials
+from .reference import Activation
 from .support import DTYPES, TOLERANCE, assert_close, device, host
-
-if TYPE_CHECKING:
-    from .reference import Activation
 
 pytestmark = pytest.mark.gpu
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -15,10 +16,6 @@ from . import recurrences
 from .mlx_lm_parts import part
 from .recurrences import ROUNDINGS, packed, state_tolerance
 from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, assert_close, device, has_small_memory, host, normal, poison, primitives
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 pytestmark = pytest.mark.gpu
 

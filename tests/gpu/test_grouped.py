@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda._loader.native
 import numpy as np
 import pytest
 
+from .reference import Array
 from .support import GRADIENT_TOLERANCE, TOLERANCE, device, host, normal, primitives, relative_error
-
-if TYPE_CHECKING:
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 

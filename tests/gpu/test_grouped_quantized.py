@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from . import quantized_cases as cases
 from .formats import Form
+from .reference import Array
 from .support import TOLERANCE, assert_close, assert_fused, host, normal, poison
 from .test_quantized import FLOATS, arguments, formats, halves, native, one_of_each, part_of, upstream, values, weights
-
-if TYPE_CHECKING:
-    from . import quantized_cases as cases
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 

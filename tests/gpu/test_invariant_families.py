@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import mlx_cuda
@@ -16,9 +16,6 @@ from benchmarks.families.walk import cache_of, families, make
 
 from .invariant_parts import differing, logits_of
 from .mlx_lm_parts import part
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 if find_spec("mlx_lm") is None:
     pytest.skip("mlx_lm is not installed", allow_module_level=True)

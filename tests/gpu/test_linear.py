@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import mlx_cuda
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from . import reference
+from .reference import Activation
 from .support import (
     DTYPES,
     GRADIENT_TOLERANCE,
@@ -26,11 +27,6 @@ from .support import (
     primitives,
     relative_error,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .reference import Activation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.older_gpus]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -15,10 +15,8 @@ from mlx_cuda._mlx_lm import caches
 from mlx_cuda._mlx_lm.models import decoding_of
 
 from .mlx_lm_parts import part
+from .reference import Array
 from .support import host, relative_error
-
-if TYPE_CHECKING:
-    from .reference import Array
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 

@@ -6,7 +6,9 @@ Logits of random weights lie close together, so a token is compared where float3
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -18,14 +20,9 @@ from mlx_cuda._mlx_lm.models import decoding_of
 from mlx_cuda._patch import _unpatched
 
 from .mlx_lm_parts import Tokenizer, make_model, part, wide
+from .reference import Array
 from .support import host, relative_error
 from .test_linear_models import COMMON, LINEAR
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import mlx_cuda
 import mlx_cuda._loader.native
+import numpy as np
 import pytest
 
 from . import reference
 from .support import TOLERANCE, assert_close, host, normal, primitives
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
 
 pytestmark = pytest.mark.gpu
 

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx_cuda
@@ -21,9 +22,6 @@ from .decoding_checks import run as run_model
 from .formats import Form
 from .non_finite import NUMBERS, Attention, Call, attention, differences, finite, linear_attention, linear_call
 from .support import has_small_memory, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = pytest.mark.gpu
 

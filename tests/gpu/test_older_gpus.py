@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -17,9 +18,6 @@ from . import reference
 from .decoding_checks import FOUR, make, words
 from .decoding_model import caches_of
 from .support import GRADIENT_TOLERANCE, TOLERANCE, device, host, normal, relative_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.older_gpus]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx_cuda
@@ -12,15 +12,13 @@ import pytest
 from mlx_cuda._attention.options import Options
 from mlx_cuda._attention.rules import PAGE_TILE
 from mlx_cuda._loader import native as _native
+from numpy.typing import NDArray
 
 from tests.package import references
 
 from .support import DTYPES, TOLERANCE, has_small_memory, host, normal, poison, relative_error
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ints = NDArray[Any]
+Ints = NDArray[Any]
 
 pytestmark = pytest.mark.gpu
 

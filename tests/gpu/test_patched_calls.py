@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx_cuda
@@ -15,11 +17,7 @@ from .calls import Call
 from .formats import Form
 from .support import TOLERANCE, assert_close, host, normal
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Build = Callable[[np.random.Generator, mx.Dtype], Call]
+Build = Callable[[np.random.Generator, mx.Dtype], Call]
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 FORM, EIGHT_BITS = Form("affine", 4, 64), Form("affine", 8, 64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx_cuda
@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 from mlx_cuda._loader import native
 from mlx_cuda._replay.pool import held_by
+from numpy.typing import NDArray
 
 from .mlx_lm_parts import make_model, part, wide
 from .support import host, relative_error
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 pytestmark = pytest.mark.gpu
 TOLERANCE = 6e-2  # of logits in bfloat16 after two layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda._loader.native
@@ -11,10 +11,8 @@ import pytest
 
 from . import quantized_cases as cases
 from .formats import FORMS, Form
+from .reference import Array
 from .support import DTYPES, ROUNDOFF, assert_close, assert_fused, host, normal, poison
-
-if TYPE_CHECKING:
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx_cuda
@@ -15,10 +15,8 @@ from mlx_cuda._mlx_lm import caches
 
 from . import reference
 from .mlx_lm_parts import part
+from .reference import Array
 from .support import TOLERANCE, assert_close, assert_fused, host, normal, poison, relative_error
-
-if TYPE_CHECKING:
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 

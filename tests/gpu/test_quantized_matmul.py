@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -13,12 +14,8 @@ from mlx_cuda._loader import native as _native
 
 from . import quantized_cases as cases
 from .formats import FORMS, Form, e4m3, spread, unpacked
+from .reference import Array
 from .support import DTYPES, GRADIENT_TOLERANCE, LAYOUT, ROUNDOFF, TOLERANCE, assert_close, device, host, normal, poison, primitives
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 

@@ -12,20 +12,19 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 pytest.importorskip("tests.models", reason="tests.models is in a checkout alone")
+
+from collections.abc import Callable, Iterator
 
 from ci.errors import EnvironmentProblem
 
 from ..models import places
 from ..models.loading import FORMS
 from ..models.parts import CAPTURED, PARTS, judge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.gpu
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -10,10 +10,8 @@ import pytest
 from mlx_cuda._recurrence import short_conv
 
 from . import reference
+from .reference import Array
 from .support import GRADIENT_TOLERANCE, TOLERANCE, assert_close, host, normal, primitives
-
-if TYPE_CHECKING:
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 

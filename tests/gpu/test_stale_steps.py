@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -17,9 +18,6 @@ from mlx_cuda._mlx_lm.models import decoding_of
 from .changes import changes
 from .mlx_lm_parts import SIZES, part
 from .test_linear_models import COMMON, EXPERTS, LINEAR
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.gpu
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import mlx_cuda
@@ -10,9 +10,6 @@ import pytest
 
 from . import reference
 from .support import DTYPES, GRADIENT_TOLERANCE, ROUNDOFF, assert_close, assert_fused, device, host, normal, poison
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.older_gpus]
 

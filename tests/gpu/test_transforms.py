@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx_cuda
 import numpy as np
@@ -26,9 +27,6 @@ from .transforms import (
     outcome,
 )
 from .wrong_calls import calls, differences, every_call
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -16,9 +17,6 @@ from mlx_cuda._loader import tuned_file as _tuned_file
 
 from . import reference
 from .support import DTYPES, TOLERANCE, assert_close, host, normal
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.gpu
 

@@ -5,8 +5,8 @@ With one GPU it takes the place of the second, with a stream of its own; tests o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import mlx_cuda
@@ -18,9 +18,6 @@ from mlx_cuda._mlx_lm.models import decoding_of
 from .decoding_model import KVCache, Model
 from .operations import MORE, OPERATIONS, OTHERS
 from .support import normal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.gpu
 MAKERS = {name: make for name, (_, make) in (OPERATIONS | MORE).items()} | OTHERS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import mlx.core as mx
 import mlx_cuda
@@ -15,9 +15,6 @@ from mlx_cuda._loader import native as _native
 
 from . import operations
 from .support import normal, relative_error
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.gpu
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -11,12 +12,8 @@ import pytest
 
 from . import quantized_cases
 from .formats import Form
+from .reference import Array
 from .support import GRADIENT_TOLERANCE, TOLERANCE, assert_close, host, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -16,13 +17,9 @@ from mlx_cuda._mlx_lm.models import decoding_of
 from benchmarks import vendored_parts
 from benchmarks.vendored_parts import VERSIONS, part
 
+from .reference import Array
 from .support import host, normal, relative_error
 from .vendored_models import AUDIO, ROPES, VISION, forget_positions, make, prompt_with_picture
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .reference import Array
 
 pytestmark = pytest.mark.gpu
 

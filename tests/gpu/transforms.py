@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import mlx_cuda
@@ -15,10 +17,6 @@ from mlx_cuda._patch import EVERY, EXPORTERS
 
 from .mlx_lm_parts import part
 from .support import host, normal
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 Arrays: TypeAlias = "list[mx.array]"
 Function: TypeAlias = "Callable[..., Any]"

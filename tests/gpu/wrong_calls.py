@@ -5,7 +5,8 @@ Nothing is evaluated: MLX has kernels that fail for what it does not check.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx_cuda
@@ -15,9 +16,6 @@ import pytest
 from .mlx_lm_parts import part
 from .support import normal
 from .transforms import DTYPE, case, quantized
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 OTHERS = (
     None, True, 1, 3, -1, 1.5, "x", "causal", "affine", [1.0], (1, 2), 1j, np.float32(2), np.int64(32), np.ones((2, 64), np.float32),

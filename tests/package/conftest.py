@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -16,10 +17,6 @@ from .engines import engines
 from .environments import ROOT, write_device_code
 from .products import products
 from .sessions_on_cpu import decoding, model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 __all__ = ["decoding", "engines", "forgetful", "model", "native", "on_the_cpu", "package", "products"]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
 import pytest
 from mlx_cuda import _patch
 from mlx_cuda._attention.composed import compose
+from mlx_cuda._attention.options import Options
 from mlx_cuda._common.gradients import with_gradients
 from mlx_cuda._loader import native as _native
 from mlx_cuda._mlx_lm import places as mlx_lm
@@ -20,11 +22,6 @@ from tests.gpu.mlx_lm_parts import part
 
 from .compiled import compiles
 from .products import Products
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from mlx_cuda._attention.options import Options
 
 KERNELS = {
     "quantized_skinny", "dequantize_then_gemm", "gather_mm", "grouped_quantized", "decode_attention", "flash_attention", "cudnn_attention",

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import mlx.core as mx
 from mlx_cuda._recurrence.backward import Chunks, Scan, by_chunks, rest
 from mlx_cuda._recurrence.composed import inverse
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mlx_cuda._recurrence.rules import Call
+from mlx_cuda._recurrence.rules import Call
 
 
 def scan(call: Call, parts: Chunks, last: mx.array, *, delta: bool) -> Scan:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -20,9 +21,6 @@ from mlx_cuda._replay.capture import Capture, while_captured
 from mlx_cuda._replay.kinds import Place
 
 from ..gpu.decoding_model import Model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class CaptureError(RuntimeError):

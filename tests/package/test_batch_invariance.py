@@ -6,9 +6,10 @@ Products here are MLX's own in 16 bits, whose CPU kernel computes each row alike
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -25,9 +26,6 @@ from mlx_cuda._replay import packing
 from tests.gpu.mlx_lm_parts import make_model, part
 
 from .references import random
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu", "forgetful")
 HALF = mx.bfloat16

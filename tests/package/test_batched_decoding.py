@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mlx_cuda import _patch
 from mlx_cuda._mlx_lm import batches, caches, pages
+from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._mlx_lm.stand_ins import PagedStandIn
 from mlx_cuda._replay import packing, sequences
 from mlx_cuda._replay.errors import NotReplayed
@@ -20,9 +21,6 @@ from mlx_cuda._replay.pool import Pool, held_by
 
 from ..gpu.decoding_model import BatchKVCache, BatchRotatingKVCache, KVCache, Model, RotatingKVCache, merged, of_changing_size
 from .sessions_on_cpu import Step, close, replayed, set_both, words
-
-if TYPE_CHECKING:
-    from mlx_cuda._mlx_lm.models import Decoding
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._mlx_lm import in_pages, wrapped
 from mlx_cuda._mlx_lm.batches import Batches
+from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay import packing, sequences
 
 from benchmarks.mlx_lm_parts import part
 
 from ..gpu.mlx_lm_parts import SIZES
 from .sessions_on_cpu import close
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from mlx_cuda._mlx_lm.models import Decoding
 
 try:
     caches = part("models.cache")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -19,10 +21,6 @@ from mlx_cuda._tuning import calibrate as calibration
 from mlx_cuda._tuning import command
 from mlx_cuda._tuning.calibrate import best, gain
 from mlx_cuda._tuning.rules import Rule, rules
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 GPU = (8, 9)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
+from collections.abc import Callable
 from functools import partial, wraps
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -19,10 +21,6 @@ from mlx_cuda._loader.replacing import in_shapeless_trace
 from .compiled import compiles
 from .references import host, random
 from .threads import in_threads
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = [pytest.mark.usefixtures("on_the_cpu"), compiles]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx_cuda
 import pytest
@@ -14,9 +15,6 @@ from mlx_cuda._check import check as checking
 from mlx_cuda._check import judge, processes, show
 from mlx_cuda._check.forms import ModelCheck, Passage, Row, Side, Task
 from mlx_cuda._check.plan import FULL, PROMPTS, QUICK, plan_for, text
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POSITIONS, LEADING = 400, 8
 chance = random.Random(3)  # noqa: S311

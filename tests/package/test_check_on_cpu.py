@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -17,14 +19,9 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_cuda.__main__ import main
 from mlx_cuda._check import child, engines, plan, processes, reference
+from mlx_cuda._check.forms import Side, Task
 
 from ..gpu.mlx_lm_parts import part, write_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from mlx_cuda._check.forms import Side, Task
 
 if importlib.util.find_spec("mlx_lm") is None:
     pytest.skip("mlx_lm is not installed", allow_module_level=True)

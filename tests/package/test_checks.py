@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from mlx_cuda import BackendError, __version__
 from mlx_cuda._loader import checks
+from mlx_cuda._loader.checks import Check
 from mlx_cuda._loader.driver import Driver, Gpu
 from mlx_cuda._loader.environment import Environment, Headers, Probe
 from mlx_cuda._loader.loaded import SEARCH, Loaded
 
 from .environments import CUDNN, H200, NO_CODE, ROOT, RUN, TABLE, distributions, healthy, with_slashes
-
-if TYPE_CHECKING:
-    from mlx_cuda._loader.checks import Check
 
 V100 = Gpu("Tesla V100", (7, 0))
 NO_DRIVER = Driver(error="libcuda.so.1: cannot open shared object file: No such file or directory")

@@ -6,7 +6,9 @@ import functools
 import importlib
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -17,10 +19,6 @@ from mlx_cuda._mlx_lm import caches as caches_module
 from mlx_cuda._mlx_lm import copies, places, positions, wrapped
 from mlx_cuda._mlx_lm.caches import Growing, kind_of
 from mlx_cuda._replay.errors import NotReplayed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import weakref
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_cuda._loader import native as _native
 from mlx_cuda._mlx_lm import models
+from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay.errors import CaptureFailed, NotReplayed
 from mlx_cuda._replay.memory import has_room
 
 from .sessions_on_cpu import CaptureError, native_module
 from .test_decoding import TOKEN, BatchKVCache, KVCache, Session, decoding, step
-
-if TYPE_CHECKING:
-    from mlx_cuda._mlx_lm.models import Decoding
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -18,15 +20,10 @@ from mlx_cuda._mlx_lm import caches as caches_module
 from mlx_cuda._mlx_lm import models
 from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay import capture, watch
+from mlx_cuda._replay.kinds import Place
 
 from ..gpu.decoding_model import KVCache, RotatingKVCache
 from .sessions_on_cpu import leave_unloaded, native_module
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
-
-    from mlx_cuda._replay.kinds import Place
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 CAPTURING = [str(Path(str(module.__file__)).parent) for module in (models, capture)]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from mlx_cuda import BackendError
 from mlx_cuda._loader import checks, device_code
 from mlx_cuda._loader.device_code import REINSTALL, Fatbin
 from mlx_cuda._loader.driver import Driver, Gpu
+from mlx_cuda._loader.environment import Environment
 
 from .environments import DECLARED, NO_CODE, healthy, write_device_code
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from mlx_cuda._loader.environment import Environment
 
 # By compute capability: the code of most sources, of Hopper's own, of 8-bit numbers, of what Hopper has others for, of what Turing runs,
 # of what needs more shared memory than others have.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_cuda._mlx_lm import places
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytest.importorskip("mlx_lm")
 generate: Any = importlib.import_module("mlx_lm.generate")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -10,16 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlx_cuda._matmul.fp8 import Axis
 
 from tests.gpu.formats import e4m3, spread
 
-from .references import DTYPES, assert_close, host, random
-
-if TYPE_CHECKING:
-    from mlx_cuda._matmul.fp8 import Axis
-
-    from .products import Products
-    from .references import Array
+from .products import Products
+from .references import DTYPES, Array, assert_close, host, random
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

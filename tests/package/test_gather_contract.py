@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -12,17 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from tests.gpu import quantized_cases as cases
 from tests.gpu.formats import FORMS, Form, unpacked
 
-from .references import DTYPES, assert_close, gradients, host, random
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from .products import Products
-    from .references import Array
+from .products import Products
+from .references import DTYPES, Array, assert_close, gradients, host, random
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -17,9 +18,6 @@ from mlx_cuda._mlx_lm import places as mlx_lm
 from mlx_cuda._patch import ROUTES
 
 from .references import random
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MOST = graph_cache.MOST
 OURS: Any = mlx_cuda  # overloads do not let options through

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from mlx_cuda._attention.rules import choose_attention
@@ -26,10 +28,6 @@ from mlx_cuda._matmul.rules import choose_quantized
 
 from .test_dispatch import PREFILL as CHUNK
 from .test_matmul_dispatch import PREFILL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 OWN = DispatchThresholds(dict.fromkeys(KINDS, Products(half_precision=96, upstream=640)), Attention(chunks="cudnn"), "measured here")
 VERSIONS = {"driver": "13.0", "mlx": "0.32.4", "mlx_cuda": "1"}

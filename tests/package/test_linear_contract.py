@@ -1,19 +1,15 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_cuda import linear
+from mlx_cuda._matmul.linear import Activation
 
 from . import references as reference
 from .references import DTYPES, assert_close, gradients, host, random, sliced
-
-if TYPE_CHECKING:
-    from mlx_cuda._matmul.linear import Activation
 
 ACTIVATIONS: tuple[Activation | None, ...] = (None, "relu", "gelu_approx")
 

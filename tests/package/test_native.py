@@ -8,7 +8,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx_cuda
@@ -20,13 +20,11 @@ from mlx_cuda._attention.varlen import Packing, padded
 from mlx_cuda._loader import device_code as _device_code
 from mlx_cuda._loader import environment as _environment
 from mlx_cuda._loader import native as _native
+from mlx_cuda._loader.environment import Environment
+from mlx_cuda._loader.module import NativeModule
 
 from .environments import DECLARED, NO_CODE, ROOT, healthy, write_device_code
 from .references import assert_close, host, random
-
-if TYPE_CHECKING:
-    from mlx_cuda._loader.environment import Environment
-    from mlx_cuda._loader.module import NativeModule
 
 GPU_STREAM: Any = SimpleNamespace(device=SimpleNamespace(type=mx.gpu))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,9 +16,6 @@ from mlx_cuda._attention.options import Options
 
 from .compiled import compiles
 from .references import host, random
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 

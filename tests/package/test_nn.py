@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
 import pytest
 from mlx.utils import tree_flatten
 
+from .products import Products
 from .references import assert_close, host, random
-
-if TYPE_CHECKING:
-    from .products import Products
-
 
 mlx_nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 ours_nn: Any = mlx_cuda.nn

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -18,9 +19,6 @@ from tests.gpu.non_finite import Attention, Call, differences, linear_call
 from .compiled import compiles
 from .recurrence_scans import by_mlx
 from .references import random
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -14,13 +16,8 @@ from mlx_cuda._operations import OPERATIONS
 from mlx_cuda._patch import EVERY
 from mlx_cuda._replay import packing
 
+from .products import Products
 from .references import assert_close, host, random
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from .products import Products
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 NAMES = ("quantized_matmul", "gather_mm", "gather_qmm")

@@ -8,19 +8,17 @@ import queue
 import sys
 import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay import prefixes, sequences
 from mlx_cuda._replay.pool import held_by
 from mlx_cuda._replay.prefixes import Free, Page, Prefixes
 
 from ..gpu.decoding_model import KVCache, Model, RotatingKVCache, merged
 from .sessions_on_cpu import close, replayed, row_sums, set_both, words
-
-if TYPE_CHECKING:
-    from mlx_cuda._mlx_lm.models import Decoding
 
 LENGTHS = (40, 25, 9)  # of sequences, in pages of eight rows
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -15,10 +15,8 @@ from mlx_cuda._common.choice import Gpu
 from tests.gpu import quantized_cases as cases
 from tests.gpu.formats import FORMS, Form
 
+from .products import Products
 from .references import DTYPES, assert_close, host, random
-
-if TYPE_CHECKING:
-    from .products import Products
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.gpu import cases, product_cases, product_trials, soak, trials
-
-if TYPE_CHECKING:
-    from tests.gpu.cases import Case
+from tests.gpu.cases import Case
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -17,9 +18,6 @@ from mlx_cuda._recurrence.rules import Call
 
 from .recurrence_scans import by_mlx, scan
 from .references import error, host, random
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._mlx_lm import models
+from mlx_cuda._mlx_lm.models import Decoding
 
 from benchmarks.mlx_lm_parts import part
 
 from ..gpu.test_linear_models import COMMON, LINEAR
 from .sessions_on_cpu import set_both
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mlx_cuda._mlx_lm.models import Decoding
 
 try:
     generate = part("generate")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -12,9 +13,6 @@ from mlx_cuda._mlx_lm.stand_ins import RowStandIn
 from mlx_cuda._replay import step
 from mlx_cuda._replay.capture import Capture
 from mlx_cuda._replay.errors import CaptureFailed, NotReplayed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROW = mx.ones((1, 1, 1, 4))
 

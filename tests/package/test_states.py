@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._mlx_lm import batches, pages
+from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay import sequences, states, step
 
 from ..gpu.decoding_model import ArraysCache, Model, caches_of, merged, of_changing_size
 from .sessions_on_cpu import CaptureError, Step, close, replayed, words
-
-if TYPE_CHECKING:
-    from mlx_cuda._mlx_lm.models import Decoding
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx_cuda
@@ -14,13 +14,11 @@ from mlx_cuda._mlx_lm import batches, models
 from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._mlx_lm.stand_ins import Session
 from mlx_cuda._replay.errors import NotReplayed
+from mlx_cuda._replay.kinds import Place
 
 from ..gpu.decoding_model import KVCache, RotatingKVCache
 from .sessions_on_cpu import CaptureError, native_module
 from .test_decoding_interrupts import Model, Step, _on_the_cpu, token
-
-if TYPE_CHECKING:
-    from mlx_cuda._replay.kinds import Place
 
 __all__ = ["_on_the_cpu"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import mlx_cuda
 import numpy as np
@@ -21,12 +21,7 @@ from tests.gpu.transforms import (
     every_example,
 )  # fmt: skip
 
-from .engines import both_ways, traced_by_mlx
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .engines import Engines
+from .engines import Engines, both_ways, traced_by_mlx
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

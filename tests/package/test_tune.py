@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import mlx_cuda
 import pytest
@@ -15,10 +17,6 @@ from mlx_cuda._loader import limits_file, tuned_file
 from mlx_cuda._loader import native as _native
 from mlx_cuda._loader.tuned_file import Tuned
 from mlx_cuda._tuning import command
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 FAST, SLOW = Tuned("0f" * 64, 10.0, 12.5), Tuned("a0" * 64, 7.0, 7.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -14,10 +14,8 @@ from mlx_cuda._common.choice import Choice
 from mlx_cuda._loader import native
 from mlx_cuda._matmul import gather, upstream
 
+from .products import Products
 from .references import host, random
-
-if TYPE_CHECKING:
-    from .products import Products
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -6,7 +6,8 @@ import contextlib
 import copy
 import importlib.metadata
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,16 +15,12 @@ import pytest
 from mlx_cuda._mlx_lm import caches as caches_module
 from mlx_cuda._mlx_lm import copies, in_pages, models, places, wrapped
 from mlx_cuda._mlx_lm.calls import logits_of
+from mlx_cuda._mlx_lm.models import Decoding
 
 from benchmarks.vendored_parts import VERSIONS, caches, part
 
 from ..gpu.vendored_models import AUDIO, ROPES, VISION, forget_positions, make, prompt_with_picture
 from .sessions_on_cpu import close, set_both
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from mlx_cuda._mlx_lm.models import Decoding
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -9,8 +9,9 @@ import importlib
 import random
 import weakref
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -25,9 +26,6 @@ from mlx_cuda._replay.watch import STATE, Watch
 from ..gpu.changes import changes
 from ..gpu.decoding_model import Model
 from .compiled import compiles
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 

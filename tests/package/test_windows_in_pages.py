@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay.pool import held_by
 
 from benchmarks.mlx_lm_parts import part
 
 from .sessions_on_cpu import close, set_both
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mlx_cuda._mlx_lm.models import Decoding
-
-    Call = Callable[[mx.array, list[Any]], mx.array]
+Call = Callable[[mx.array, list[Any]], mx.array]
 
 try:
     caches = part("models.cache")

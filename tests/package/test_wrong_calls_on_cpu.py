@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx_cuda
 import numpy as np
@@ -12,10 +12,7 @@ from mlx_cuda._loader import native
 from tests.gpu.transforms import FUNCTIONS, OF_MLX_LM
 from tests.gpu.wrong_calls import NAMES, Call, calls, differences, every_call
 
-from .engines import both_ways
-
-if TYPE_CHECKING:
-    from .engines import Engines
+from .engines import Engines, both_ways
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 

@@ -5,14 +5,13 @@ Where mypy has no error, ``type: ignore`` is one.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mlx_cuda
 from mlx_cuda import Calibration, Choice, ModelCheck, Patched, Tuning
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import mlx.core as mx
 
 

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import mlx.core as mx
 
-from .._common.arrays import dtype_name, require_arrays, resolve
-from .._common.choice import Choice
+from .._common.arrays import StreamOrDevice, dtype_name, require_arrays, resolve
+from .._common.choice import Choice, EngineName
 from .._common.errors import WrongValue
 from .._loader import native
 from .._operation import Call, operation
 from .composed import compose, on_16_bytes, raised, upstream, with_upstream_gradients
-from .options import Options, attention_dtype, check_mask, check_vector, checked
+from .options import AttentionKeywords, Options, Window, attention_dtype, check_mask, check_vector, checked
 from .rules import FEWEST_QUERIES, MOST_BLOCKS, WIDEST_UPSTREAM_HEAD, AttentionCase, choose_attention, equal_choice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from typing_extensions import Unpack
 
-    from .._common.arrays import StreamOrDevice
-    from .._common.choice import EngineName
-    from .options import AttentionKeywords, Window
 
 OURS: tuple[EngineName, ...] = ("decode", "cudnn", "flash")
 MOST_KEYS_OF_A_PASS = 1024  # of MLX's kernel for few queries

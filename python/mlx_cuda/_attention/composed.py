@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
@@ -11,11 +12,7 @@ from .._common.arrays import resolve
 from .._common.gradients import with_gradients
 from .._common.limits import HOPPER
 from .._loader import native
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .options import Options
+from .options import Options
 
 TILE = 64  # keys, of which cuDNN's backward for Hopper takes two at a time
 MODEST = 1024  # numbers up to this leave enough of the scores' digits

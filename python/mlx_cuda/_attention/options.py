@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeAlias, TypedDict
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text, promoted, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, dtype_name, dtype_text, promoted, shape_text
 from .._common.errors import WrongValue
+from .rules import MaskKind, WindowKind
 
-if TYPE_CHECKING:
-    from typing import TypeAlias, TypedDict
+Window: TypeAlias = int | tuple[int | None, int | None] | None
 
-    from .._common.arrays import Shape, StreamOrDevice
-    from .rules import MaskKind, WindowKind
 
-    Window: TypeAlias = int | tuple[int | None, int | None] | None
+class Keywords(TypedDict, total=False):
+    """What every form of attention takes by name, for the overloads."""
 
-    class Keywords(TypedDict, total=False):
-        """What every form of attention takes by name, for the overloads."""
+    scale: float | None
+    softcap: float | None
+    sinks: mx.array | None
+    force_fused: bool
+    stream: StreamOrDevice
 
-        scale: float | None
-        softcap: float | None
-        sinks: mx.array | None
-        force_fused: bool
-        stream: StreamOrDevice
 
-    class AttentionKeywords(Keywords, total=False):
-        """Those of ``attention``."""
+class AttentionKeywords(Keywords, total=False):
+    """Those of ``attention``."""
 
-        window_size: Window
-        mask: str | mx.array | None
-        lengths: mx.array | None
-        left_padding: mx.array | None
-        deterministic: bool
+    window_size: Window
+    mask: str | mx.array | None
+    lengths: mx.array | None
+    left_padding: mx.array | None
+    deterministic: bool
 
 
 MOST_AFTER = 2**30  # keys of a window after a query's place, which is an int32 that they are added to; more are as good as these

@@ -8,23 +8,21 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, dtype_name, dtype_text, require_arrays, resolve, shape_text
 from .._common.choice import Choice
 from .._common.errors import WrongValue
 from .._loader import native
 from .._operation import DirectCall, operation
 from .attention import RESULTS, AnyAttentionCall, case_of, run
-from .options import checked, require_dimensions, require_floating, require_groups
+from .options import Keywords, checked, require_dimensions, require_floating, require_groups
 from .rules import choose_paged, choose_update, equal_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .._common.arrays import Shape, StreamOrDevice
-    from .options import Keywords
 
-    class PagedKeywords(Keywords, total=False):
-        window_size: int | None
+class PagedKeywords(Keywords, total=False):
+    window_size: int | None
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import mlx.core as mx
 
-from .._common.arrays import check_array, dtype_name, require_arrays, resolve, shape_text
+from .._common.arrays import StreamOrDevice, check_array, dtype_name, require_arrays, resolve, shape_text
 from .._common.choice import OLDEST_GPU, Choice, native_elementwise
 from .._common.errors import WrongType, WrongValue
 from .._loader import native
@@ -15,25 +15,23 @@ from .._matmul.formats import Format, weights
 from .._operation import operation
 from .attention import RESULTS, AnyAttentionCall, case_of, run, spread
 from .composed import raised
-from .options import Options, attention_dtype, check_mask, check_vector, checked
+from .options import Keywords, Options, Window, attention_dtype, check_mask, check_vector, checked
 from .paged import in_order
 from .rules import choose_quantized_attention, equal_choice
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .._common.arrays import StreamOrDevice
-    from .options import Keywords, Window
 
-    class QuantizedKeywords(Keywords, total=False):
-        window_size: Window
-        mask: str | mx.array | None
-        lengths: mx.array | None
-        left_padding: mx.array | None
-        group_size: int | None
-        bits: int | None
-        mode: str
-        block_table: mx.array | None
+class QuantizedKeywords(Keywords, total=False):
+    window_size: Window
+    mask: str | mx.array | None
+    lengths: mx.array | None
+    left_padding: mx.array | None
+    group_size: int | None
+    bits: int | None
+    mode: str
+    block_table: mx.array | None
 
 
 Packed: TypeAlias = tuple[mx.array, mx.array, mx.array | None]

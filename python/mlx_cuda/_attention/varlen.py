@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, require_arrays, resolve, shape_text
 from .._common.choice import Choice
 from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
@@ -16,18 +16,16 @@ from .._loader import native
 from .._loader.graph_cache import MOST
 from .._operation import operation
 from .attention import RESULTS, AnyAttentionCall, case_of, run
-from .options import Options, checked, require_dimensions, require_floating, require_groups
+from .options import Keywords, Options, Window, checked, require_dimensions, require_floating, require_groups
 from .rules import choose_varlen
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .._common.arrays import Shape, StreamOrDevice
-    from .options import Keywords, Window
 
-    class VarlenKeywords(Keywords, total=False):
-        window_size: Window
-        mask: str | None
+class VarlenKeywords(Keywords, total=False):
+    window_size: Window
+    mask: str | None
 
 
 class Packing(NamedTuple):

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from . import judge, processes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .forms import ModelCheck, Side, SideName, Task
+from .forms import ModelCheck, Side, SideName, Task
 
 SHOWN = {"upstream": "MLX by itself", "patched": "with patch()", "float32": "in float32"}
 

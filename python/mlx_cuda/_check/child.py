@@ -6,16 +6,13 @@ import importlib
 import importlib.metadata
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .forms import Side, Task
 from .plan import plan_for
 from .processes import CannotLoad
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .forms import Side, Task
 
 
 def main(task: Task) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._tuning.command import bar
 from . import show
 from .check import check
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def add_to(subparsers: Any) -> None:

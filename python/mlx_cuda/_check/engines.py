@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -17,15 +18,11 @@ from .._loader import native
 from .._matmul.gather import gather_mm, gather_qmm
 from .._matmul.quantized import quantized_matmul
 from .._mlx_lm.models import decoding_of
+from .._operation import Call
 from .._recurrence import short_conv
 from .._recurrence.gated_delta import gated_delta
 from .._recurrence.ssd import ssd
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from .._operation import Call
-    from .forms import Calls, Steps
+from .forms import Calls, Steps
 
 MATMULS: tuple[Any, ...] = (quantized_matmul, gather_mm, gather_qmm)
 

@@ -7,16 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
 
-from .forms import ModelCheck, Row
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .forms import Answer, Judged, Passage, Side, SideName
+from .forms import Answer, Judged, ModelCheck, Passage, Row, Side, SideName
 
 MORE_PERPLEXITY = 0.005  # of the logarithm: so much more than MLX may it be away from float32's, and three standard errors
 MORE_ERROR, WRONG_ERROR = 1.1, 1.5  # times the error of MLX's logits: worth a warning, and wrong

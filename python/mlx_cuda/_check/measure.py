@@ -5,17 +5,15 @@ from __future__ import annotations
 import importlib
 import statistics
 import time
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import mlx.core as mx
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+from .forms import Answer, Passage
+from .plan import Plan
 
-    from .forms import Answer, Passage
-    from .plan import Plan
-
-    Few = Callable[[list[Any]], list[Any]]
+Few = Callable[[list[Any]], list[Any]]
 
 LEADING = 8  # tokens whose logits are compared at each position
 CHUNK = 256  # tokens of a prompt whose logits are all there at once

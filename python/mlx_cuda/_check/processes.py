@@ -8,15 +8,12 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._doctor import interpreter_options
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from .forms import Side, Task
+from .forms import Side, Task
 
 PARTS = {"upstream": 8, "patched": 9, "float32": 6}  # of each side, for the progress
 CODE = """\

@@ -7,18 +7,15 @@ Its process runs with MLX_ENABLE_TF32=0, so products are float32 throughout. Pac
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
+from .forms import Answer, Judged, Side
 from .measure import CHUNK, Reading, numbers, quantized, read_prompt, read_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .forms import Answer, Judged, Side
-    from .plan import Plan
+from .plan import Plan
 
 
 def widen(model: Any) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .forms import ModelCheck, Row
+from .forms import ModelCheck, Row
 
 HEADS = ("", "MLX", "patch()", "", "float32", "")
 

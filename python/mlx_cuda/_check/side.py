@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from . import engines, measure, plan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .forms import Answer, Side
-    from .plan import Plan
+from .forms import Answer, Side
+from .plan import Plan
 
 
 def prompts_for(tokenizer: Any, plan_: Plan) -> list[list[int]]:

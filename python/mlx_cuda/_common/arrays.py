@@ -6,14 +6,13 @@ An operation costs a few microseconds of host time before its kernel is launched
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import mlx.core as mx
 
 from .errors import WrongType, WrongValue
 
-if TYPE_CHECKING:
-    StreamOrDevice: TypeAlias = mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None
+StreamOrDevice: TypeAlias = "mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None"
 
 Shape: TypeAlias = tuple[int, ...]
 

@@ -5,13 +5,11 @@ They are in force for each compute capability; what follows from them is cached 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    Capability = tuple[int, int]
+Capability = tuple[int, int]
 
 R = TypeVar("R")
 Kind = Literal["affine 4", "affine 8", "fp4", "fp8"]  # of quantised weights: affine up to so many bits, and floats

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
 from .._attention.attention import operands, run
 from .._attention.composed import upstream_attention
-from .._common.arrays import dtype_name, resolve, shape_text
+from .._attention.options import Options
+from .._common.arrays import StreamOrDevice, dtype_name, resolve, shape_text
 from .._common.choice import HALF, Choice
 from .._loader import native
 from .masks import seen_by
 from .state import NotInvariant, instead_of
-
-if TYPE_CHECKING:
-    from .._attention.options import Options
-    from .._common.arrays import StreamOrDevice
 
 MOST_HEADS = 65535  # blocks in a dimension of a grid
 WIDEST, MULTIPLE = 256, 8  # of the head dimensions

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from .._common.arrays import dtype_name, resolve
 from .._loader import native
+from .._matmul.formats import Format
 from .._matmul.grouped import QuantizedExperts, grouped_quantized, product_of_groups
 from .._matmul.rules import NATIVE_BITS, GroupedCase, choose_grouped, chosen
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .._matmul.formats import Format
-
-    Product = Callable[[mx.array, mx.array], mx.array]  # of rows [M, K] and the offsets of groups
+Product = Callable[[mx.array, mx.array], mx.array]  # of rows [M, K] and the offsets of groups
 
 
 def takes(dtype: mx.Dtype, rows: int, inner: int, columns: int, form: Format | None = None) -> bool:

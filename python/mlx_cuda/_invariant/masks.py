@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from .._loader import native
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Seen(NamedTuple):

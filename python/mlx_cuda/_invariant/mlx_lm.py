@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
@@ -11,9 +12,6 @@ from .._mlx_lm.copies import known_as, modules_of
 from .masks import remembering
 from .refused import STATES
 from .state import NotInvariant, refusing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROTATED = "keeps keys in another order than that of the sequence, and drops some: models with sliding windows cannot have it."
 QUANTIZED = "has keys and values whose products have a batch of right operands: use KVCache, without kv_bits."

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import mlx.core as mx
 
-from .._common.arrays import promoted, resolve, shape_text
+from .._common.arrays import Shape, StreamOrDevice, promoted, resolve, shape_text
 from .._matmul.batches import upstream_quantized_matmul
+from .._matmul.formats import Format
 from .._matmul.gather import gather_qmm as our_gather_qmm
 from .._matmul.gather import stacked
 from .._matmul.grouped import QuantizedExperts
@@ -17,12 +18,6 @@ from .._matmul.upstream import upstream_gather_mm, upstream_gather_qmm
 from . import grouped
 from .rows import in_fixed_pairs, in_fixed_rows
 from .state import NotInvariant, instead_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .._common.arrays import Shape, StreamOrDevice
-    from .._matmul.formats import Format
 
 upstream_matmul = mx.matmul
 upstream_addmm = mx.addmm

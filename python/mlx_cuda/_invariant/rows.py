@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import mlx.core as mx
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROWS = 64  # of each product with one matrix: more read the weights more seldom, fewer compute less for nothing where one token is decoded
 PAIRS = 64  # of a row and its expert, of each product with several

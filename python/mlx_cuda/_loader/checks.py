@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from .._common.choice import OLDEST_GPU, sm
 from .._common.errors import BackendError
 from .._common.limits import HOPPER
 from .._version import __version__
 from . import device_code, load_errors
-from .environment import MLX_LM, WSL_DRIVER
+from .environment import MLX_LM, WSL_DRIVER, Environment
 from .loaded import SEARCH, take_out
-from .table import FRONTEND, version
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from .environment import Environment
-    from .table import Cuda
+from .table import FRONTEND, Cuda, version
 
 Status = Literal["ok", "warn", "fail", "skip"]
 Outcome = tuple[Status, str] | tuple[Status, str, str]  # a Check without its name

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from .._common.errors import BackendError
 from .._version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 FOLDER, MANIFEST = "device", "manifest.json"
 REINSTALL = f"pip install --force-reinstall --no-deps mlx-cuda=={__version__}"

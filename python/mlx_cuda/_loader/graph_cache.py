@@ -7,13 +7,11 @@ call added to MLX's graph, and adds the same for a later one of equal shapes, dt
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from . import native
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 P = ParamSpec("P")
 R = TypeVar("R")

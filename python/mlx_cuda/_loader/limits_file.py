@@ -6,17 +6,13 @@ The user's holds for a GPU's name, the driver, MLX and mlx-cuda, and goes before
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .._common.limits import DispatchThresholds, Figures, as_json, conservative, from_json
+from .._common.limits import Capability, DispatchThresholds, Figures, as_json, conservative, from_json
 from .._version import __version__
 from . import tuned_file
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .._common.limits import Capability
 
 FORMAT = 1
 SHIPPED = Path(__file__).parents[1] / "_limits.json"

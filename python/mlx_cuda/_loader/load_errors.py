@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
+from .environment import Environment
 from .loaded import take_out
-
-if TYPE_CHECKING:
-    from .environment import Environment
 
 _TOO_OLD = re.compile(r"(\S+): version [`'](?!GLIBC_)\S+' not found")
 _CRASHED = re.compile(r"ended with (?:-|3\d{9}\b)")  # by a signal; on Windows with a status such as 0xC0000409

@@ -6,11 +6,9 @@ import ctypes
 import os
 import re
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 SEARCH = "PATH" if sys.platform == "win32" else "LD_LIBRARY_PATH"
 PRELOAD = "LD_PRELOAD"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
     import mlx.core as mx
 
-    Array: TypeAlias = Callable[..., mx.array]  # what gives an array
-    Arrays: TypeAlias = Callable[..., list[mx.array]]
+Array: TypeAlias = "Callable[..., mx.array]"  # what gives an array
+Arrays: TypeAlias = "Callable[..., list[mx.array]]"
 
 
 class NativeModule(Protocol):

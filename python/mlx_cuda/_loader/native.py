@@ -10,10 +10,11 @@ import re
 import sys
 import threading
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -23,12 +24,8 @@ from .._common.errors import BackendError
 from . import checks, device_code, limits_file, load_errors, tuned_file
 from . import loaded as loaded_files
 from .environment import CAPABILITY, Environment, take
+from .module import NativeModule
 from .table import Cuda, Version, dll_directories, library_paths, version
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from .module import NativeModule
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import mlx.core as mx
 
 from .._common.errors import Refused
 from . import native
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 R = TypeVar("R")
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import pkgutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any, Literal
 
 System = Literal["linux", "windows", "darwin"]
 Version = tuple[int, ...]

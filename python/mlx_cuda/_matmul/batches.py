@@ -9,19 +9,16 @@ x and of the weights, so K is padded to three. More matrices than a grid holds, 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
-from .._common.arrays import resolve
+from .._common.arrays import StreamOrDevice, resolve
 from .._loader import native
 from .._loader.replacing import Prepared, in_place_of
 from .formats import FORMATS
 from .rules import FEWEST_UPSTREAM_TILES, UPSTREAM_BITS, UPSTREAM_COLUMNS, UPSTREAM_TILE
 from .upstream import MOST_COUNTED, MOST_PRODUCTS
-
-if TYPE_CHECKING:
-    from .._common.arrays import StreamOrDevice
 
 upstream_quantized_matmul = mx.quantized_matmul  # whatever patch() puts in its place later
 

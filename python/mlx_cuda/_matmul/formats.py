@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from operator import index
-from typing import TYPE_CHECKING, NamedTuple, SupportsIndex
+from typing import NamedTuple, SupportsIndex, TypeAlias
 
 import mlx.core as mx
 
-from .._common.arrays import dense_dtype, dtype_name, dtype_text, promoted, require_flags, shape_text
+from .._common.arrays import Shape, dense_dtype, dtype_name, dtype_text, promoted, require_flags, shape_text
 from .._common.errors import WrongType, WrongValue
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from .._common.arrays import Shape
-
-    Spec: TypeAlias = tuple[Shape, mx.Dtype]
-    Parts: TypeAlias = tuple[Spec, Spec, Spec | None]  # of weights: numbers, scales and biases
+Spec: TypeAlias = tuple[Shape, mx.Dtype]
+Parts: TypeAlias = tuple[Spec, Spec, Spec | None]  # of weights: numbers, scales and biases
 
 FORMATS = {  # mode: group sizes and bits, the defaults first
     "affine": ((64, 32, 128), (4, 1, 2, 3, 5, 6, 8)),

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, dense_dtype, dtype_name, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, dense_dtype, dtype_name, require_arrays, resolve, shape_text
+from .._common.choice import Choice
 from .._common.errors import WrongType, WrongValue
 from .._loader import native
 from .._operation import Call, DirectCall, operation
 from .rules import Fp8Case, choose_fp8, choose_quantize_fp8, chosen
-
-if TYPE_CHECKING:
-    from .._common.arrays import Shape, StreamOrDevice
-    from .._common.choice import Choice
 
 Axis = Literal[-1, "block128", "block128x128"] | None
 

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, dtype_name, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, cast, dtype_name, require_arrays, resolve, shape_text
+from .._common.choice import Choice, Gpu
 from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._common.limits import by_limits
 from .._loader import native
 from .._operation import Call, operation
 from .batches import product_of_batches
-from .formats import Format, computed_in, require_options, spec, weights
+from .formats import Format, Spec, computed_in, require_options, spec, weights
 from .rules import QuantizedCase, choose_quantized, chosen
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
-    from .._common.arrays import Shape, StreamOrDevice
-    from .._common.choice import Choice, Gpu
-    from .formats import Spec
-
-    Operands: TypeAlias = tuple[mx.array, mx.array, mx.array, mx.array | None]
+Operands: TypeAlias = tuple[mx.array, mx.array, mx.array, mx.array | None]
 
 SKINNY = ("skinny", "small")
 OURS = (*SKINNY, "dequantize", "grouped")

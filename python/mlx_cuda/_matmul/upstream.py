@@ -6,19 +6,14 @@ docs/upstream-issues.md lists the faults and the version that has them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .._common.arrays import resolve
+from .._common.arrays import Shape, resolve
 from .._loader import native
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .._common.arrays import Shape
-    from .formats import Format
+from .formats import Format
 
 upstream_gather_mm = mx.gather_mm  # whatever patch() puts in its place later
 upstream_gather_qmm = mx.gather_qmm

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from .._loader import native
-from .._replay.capture import Capture
+from .._replay.capture import Capture, StandIn
 from .._replay.errors import CaptureFailed, NotReplayed, own_arrays
 from .._replay.kinds import Place
 from .._replay.memory import is_full
-from .._replay.packing import settings
-from .._replay.pool import Pool, held_by
+from .._replay.packing import Form, settings
+from .._replay.pool import Held, Pool, held_by
 from .._replay.sequences import PAGE, is_in_pages, most_pages, pages_for
-from .._replay.step import begin_capture, compare, now
+from .._replay.step import Taken, begin_capture, compare, now
 from .caches import Batched, Replaced, kind_of
 from .in_pages import hold
 from .pages import (
@@ -33,14 +34,6 @@ from .pages import (
 )
 from .positions import notes_of
 from .stand_ins import PagedStandIn, ReplacedStandIn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from .._replay.capture import StandIn
-    from .._replay.packing import Form
-    from .._replay.pool import Held
-    from .._replay.step import Taken
 
 LEAST_ROWS = 16384  # of all sequences
 HEADROOM = 512  # rows for each sequence of the largest batch that is expected, beside those that the first ones have

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import mlx.core as mx
 from mlx.utils import tree_map
@@ -18,11 +18,8 @@ from .._replay.kinds import Place
 from .._replay.memory import POISON
 from .copies import TRIED, known_as, modules_of, package_of
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    RowKind: TypeAlias = "type[Growing | Rotating | Quantized | Batched | BatchedRotating]"
-    Kind: TypeAlias = "type[Replaced] | RowKind"
+RowKind: TypeAlias = "type[Growing | Rotating | Quantized | Batched | BatchedRotating]"
+Kind: TypeAlias = "type[Replaced] | RowKind"
 
 LEAST_CAPACITY = 1024
 HEADROOM = 256  # rows that a new cache has room for at least

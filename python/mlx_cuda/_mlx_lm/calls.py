@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import mlx.core as mx
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FIXED = (bool, int, float, str)  # of other arguments, those that a captured step has for good
 MODELS = {"Model", "LanguageModel"}  # what mlx-lm, and those that have copies of it, call what is given tokens and gives logits

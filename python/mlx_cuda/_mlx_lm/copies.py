@@ -13,15 +13,12 @@ import inspect
 import sys
 import types
 import weakref
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import TypeAlias
-
-    Definition: TypeAlias = "ast.FunctionDef | ast.ClassDef"
+Definition: TypeAlias = "ast.FunctionDef | ast.ClassDef"
 
 TRIED = ("mlx-lm 0.32.2", "mlx-vlm 0.7.10", "mlx-audio 0.6.2")
 KNOWN = {  # by their digests; each stands where it was found first

@@ -7,11 +7,9 @@ at once, behind what the first of them sees, and from there they can be taken ba
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from typing import Any
 
 
 def taking_back(theirs: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,8 +11,9 @@ import contextlib
 import math
 import threading
 import weakref
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
@@ -22,9 +23,6 @@ from .._replay.sequences import PAGE, STATE, is_in_pages
 from .._replay.step import without_spare_rows
 from .caches import BATCHED_NAMES, Replaced, kind_of
 from .pages import content_of, has_rows, places_of, settle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 IN_PAGES = {*BATCHED_NAMES, Replaced.name}  # the classes whose objects may be
 CONTENT = ("keys", "values", "cache")  # the names of what a cache holds

@@ -7,7 +7,8 @@ import copy
 import threading
 import weakref
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 
@@ -19,7 +20,7 @@ from .._replay.memory import has_room, is_full
 from .._replay.step import Taken, now
 from .._replay.watch import STATE as _STATE  # in the model's own attributes, so that it ends with the model
 from .._replay.watch import Watch
-from .batches import Batches
+from .batches import Batches, PagedSession
 from .caches import BATCHED_NAMES, Replaced, are_empty, arrays_in, kind_of, put_back, standing, twin
 from .calls import logits_of
 from .copies import package_of
@@ -28,11 +29,6 @@ from .pages import known_again
 from .positions import NAME, NOTE, notes_of, numbers_of
 from .prompts import are_evaluated, is_evaluated
 from .stand_ins import ASKING, Session
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .batches import PagedSession
 
 MOST_SESSIONS = 16  # of a model: conversations that take turns, sizes of a batch
 IDLE_MEMORY = 1 / 8  # of what MLX may use: captures whose cache is gone, or has another size at present

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
-from .._replay.pool import Layer
+from .._replay.packing import Form
+from .._replay.pool import Held, Layer, Pool
 from .._replay.sequences import PAGE, STATE, is_in_pages
+from .._replay.states import ByLayers
 from .caches import BatchedRotating, Replaced, kind_of
-
-if TYPE_CHECKING:
-    from .._replay.packing import Form
-    from .._replay.pool import Held, Pool
-    from .._replay.states import ByLayers
 
 
 def content_of(held: Held, layer: int, rest: dict[str, Any]) -> dict[str, Any]:

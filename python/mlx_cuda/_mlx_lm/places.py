@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable, Iterator
 from functools import cache, partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 
@@ -22,9 +23,6 @@ from .._recurrence.ssd import ssd
 from .._replay import capture
 from . import drafts, stand_ins
 from .copies import is_being_imported, known_as, modules_of, package_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @cache  # of a function one that has a cache

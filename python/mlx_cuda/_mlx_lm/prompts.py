@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from .._all_sum import several_processes
 from .._loader import native
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 FEWEST_TOKENS = 16  # fewer leave the device waiting for the host whichever way
 LAYERS = 4  # what the device is given at a time

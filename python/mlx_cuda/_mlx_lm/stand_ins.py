@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import mlx.core as mx
 
 from .._attention.paged import in_order
 from .._replay import step
-from .._replay.capture import Pages, StandIn
+from .._replay.capture import Capture, Pages, StandIn
 from .._replay.errors import NotReplayed
+from .._replay.kinds import Kind
 from .._replay.packing import WIDEST_QUANTIZED
-from .caches import Batched, BatchedRotating, Quantized, kind_of
+from .caches import Batched, BatchedRotating, Quantized, RowKind, kind_of
 from .copies import package_of
 from .positions import notes_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .._replay.capture import Capture
-    from .._replay.kinds import Kind
-    from .caches import RowKind
 
 ASKING = set[str]()  # packages whose models ask on the host whether a token is the first of its sequence
 

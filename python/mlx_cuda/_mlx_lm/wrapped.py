@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._replay.watch import STATE, Module
 from .caches import has_known_caches
@@ -14,9 +15,6 @@ from .in_pages import restore
 from .models import _all, _inside, _on_gpu, decoding_of, is_step, step_of
 from .positions import NAME, notes_of
 from .prompts import begun_ahead, is_prompt
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def replaying(function: Callable[..., Any]) -> Callable[..., Any]:

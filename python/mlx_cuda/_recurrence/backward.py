@@ -13,17 +13,13 @@ chunks at once: with X = M^T dU, the slope of what M is multiplied with, that of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from .composed import LEAST_DECAY, TOKENS, log_decay
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .rules import Call
-
+from .rules import Call
 
 MEMORY = 1 << 30  # bytes that a call's chunks take at most at once, if a head of the keys and those that share it take no more
 CHUNK = 177 << 10  # bytes of one, of a head of the values and 128 of its elements

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import mlx.core as mx
 
-if TYPE_CHECKING:
-    from .rules import Call
+from .rules import Call
 
 TOKENS = 64  # of a chunk
 LEAST_DECAY = 1e-13  # of one token

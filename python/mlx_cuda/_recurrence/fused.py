@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from .._common.choice import Choice
 from .._common.gradients import with_gradients
 from .._loader import native
 from .._operation import Call as AnyCall
 from .backward import gradients
 from .composed import composed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from .._common.choice import Choice
-    from .rules import Call
+from .rules import Call
 
 RESULTS = "tuple[mx.array, mx.array]"
 

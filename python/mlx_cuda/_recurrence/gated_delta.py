@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, check_array, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, require_arrays, resolve, shape_text
 from .._common.errors import WrongValue
 from .._operation import operation
 from .fused import RESULTS, LinearAttentionCall
 from .rules import Call, choose, floating, prepared
-
-if TYPE_CHECKING:
-    from .._common.arrays import Shape, StreamOrDevice
 
 
 @operation(RESULTS)

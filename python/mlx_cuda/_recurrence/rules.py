@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -11,9 +12,6 @@ from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text,
 from .._common.choice import NATIVE, OLDEST_GPU, SMALL_SHARED_MEMORY, Choice, first_reason, sm
 from .._common.errors import WrongValue
 from .._loader import native
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LARGEST_KEY = 256  # and its sizes are multiples of 8, so that rows lie on 16 bytes
 CHUNKED_KEY = 128  # the largest that the kernels for chunks take

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, dtype_name, require_arrays, resolve, shape_text
 from .._common.choice import HALF, OLDEST_GPU, Choice, first_reason, sm
 from .._common.errors import WrongValue
 from .._loader import native
@@ -15,9 +15,6 @@ from .._loader.replacing import Prepared
 from .._operation import DirectCall, operation
 from .fused import RESULTS
 from .rules import floating
-
-if TYPE_CHECKING:
-    from .._common.arrays import Shape, StreamOrDevice
 
 MOST_TAPS = 8  # of one token
 TAPS = (3, 4)  # of several

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import mlx.core as mx
 
@@ -11,9 +12,6 @@ from .._attention.attention import attention
 from .._attention.paged import paged_attention
 from .._attention.quantized import quantized_attention
 from .._loader import native
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Result = TypeVar("Result")
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator
 
 KEPT = "arrays that it computes are kept somewhere, as by a hook"  # whoever does expects others at each step
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import TypeAlias
-
-    Form: TypeAlias = list[tuple[int, int, mx.Dtype]]  # heads, head dimension and dtype of keys and of values
+Form: TypeAlias = list[tuple[int, int, mx.Dtype]]  # heads, head dimension and dtype of keys and of values
 
 WIDEST_QUANTIZED = 256  # head_dim of what is quantised as it is appended
 

@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence as ManyOf
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from .._loader import native
 from .memory import POISON
+from .packing import Form, Packing
 from .prefixes import Prefixes
 from .sequences import PAGE, STATE, Region, Sequence, is_in_pages, numbers_in_use
-from .states import States
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as ManyOf
-
-    from .packing import Form, Packing
-    from .states import ByLayers
+from .states import ByLayers, States
 
 
 class Layer(NamedTuple):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import secrets
 import weakref
+from collections.abc import Iterable
+from collections.abc import Sequence as ManyOf
 from typing import TYPE_CHECKING
 
 from .._loader import native
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from collections.abc import Sequence as ManyOf
-
     import mlx.core as mx
 
 

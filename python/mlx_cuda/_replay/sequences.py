@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import Any
 
-from .prefixes import Free
-
-if TYPE_CHECKING:
-    import weakref
-
-    from .prefixes import Page
+from .prefixes import Free, Page
 
 PAGE = 64  # rows
 AHEAD = 4  # pages that a sequence is given before it needs them, where there are enough

@@ -10,17 +10,14 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 
 from .memory import POISON
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import TypeAlias
-
-    ByLayers: TypeAlias = list[list[mx.array]]
+ByLayers: TypeAlias = list[list[mx.array]]
 
 
 class States:

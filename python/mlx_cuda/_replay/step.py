@@ -5,21 +5,16 @@ from __future__ import annotations
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
 from .._loader import native
-from .capture import Capture, while_captured
+from .capture import Capture, StandIn, while_captured
 from .errors import KEPT, CaptureFailed, NotReplayed, are_kept, own_arrays
-from .kinds import Place
+from .kinds import BatchedKind, Kind, Place
 from .watch import Watch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .capture import StandIn
-    from .kinds import BatchedKind, Kind
 
 # Of a captured step's logits against the model's own, by relative norm: other kernels round otherwise, and now and then choose another
 # expert; what reads a row that nobody may see is wrong by far more.

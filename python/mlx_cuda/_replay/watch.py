@@ -15,15 +15,13 @@ import importlib
 import random
 import types
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
 from .._loader import native
 from .errors import NotReplayed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Module: Any = importlib.import_module("mlx.nn").Module  # whose names mypy does not see
 

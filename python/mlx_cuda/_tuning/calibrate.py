@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
 from .._common import limits
 from .._common.errors import BackendError
+from .._common.limits import DispatchThresholds
 from .._loader import limits_file, native
 from .._loader.checks import ASK_DOCTOR
 from .._loader.environment import CAPABILITY
 from .rules import Rule, forget, rules
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from .._common.limits import DispatchThresholds
 
 ROUNDS, REPEATS = 5, 3  # in which engines take turns, and of calls together in each; the shortest counts
 MARGIN = 1.02  # an engine that takes so much longer at most is as fast

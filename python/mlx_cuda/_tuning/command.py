@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from .._common.errors import BackendError
 from .._loader import limits_file, tuned_file
+from .._loader.tuned_file import Tuned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import TextIO
-
-    from .._loader.tuned_file import Tuned
     from .calibrate import Calibration
 
 DTYPES = ("bfloat16", "float16", "float32")

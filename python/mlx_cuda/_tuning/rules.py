@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 
 from .._common.limits import KINDS, DispatchThresholds
 from .._operations import OPERATIONS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
-
-    Weights: TypeAlias = tuple[mx.array, mx.array, mx.array | None]  # numbers, scales and biases
-    Arguments: TypeAlias = list[tuple[tuple[Any, ...], dict[str, Any]]]  # those by place and those by name, of calls
+Weights: TypeAlias = tuple[mx.array, mx.array, mx.array | None]  # numbers, scales and biases
+Arguments: TypeAlias = list[tuple[tuple[Any, ...], dict[str, Any]]]  # those by place and those by name, of calls
 
 FORMS: dict[str, dict[str, Any]] = {
     "affine 4": {"group_size": 64, "bits": 4, "mode": "affine"},

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import os
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
 
 import mlx.core as mx
 
 from .._loader import native
-from .._loader.tuned_file import add, default_path, found, restore
-
-if TYPE_CHECKING:
-    import os
-    from types import TracebackType
-
-    from .._loader.tuned_file import Tuned
+from .._loader.tuned_file import Tuned, add, default_path, found, restore
 
 _running: list[Tuning] = []
 
