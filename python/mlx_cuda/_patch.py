@@ -39,16 +39,9 @@ from ._replay import packing
 @in_place_of(upstream_attention)
 @growing(k=2, v=2)
 def _attention(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    *,
-    scale: float,
-    mask: str | mx.array | None = None,
-    sinks: mx.array | None = None,
-    force_fused: bool = False,
-    stream: StreamOrDevice = None,
-) -> Call[Any] | Prepared | None:
+    q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: str | mx.array | None = None, sinks: mx.array | None = None,
+    force_fused: bool = False, stream: StreamOrDevice = None,
+) -> Call[Any] | Prepared | None:  # fmt: skip
     """As :func:`mlx_cuda.attention`, ours gives zeros to a query that sees no key. MLX's takes less of its other arguments."""
     if not hasattr(scale, "__float__") or not isinstance(force_fused, bool):
         return None

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from benchmarks.mlx_lm_parts import part
 
-__all__ = ["SIZES", "Tokenizer", "make_model", "part", "wide", "write_folder"]
+__all__ = ["SIZES", "Tokenizer", "make_model", "part", "wide", "with_windows", "write_folder"]
 GROUP = 64  # numbers of quantised weights
 SIZES: dict[str, Any] = {
     "model_type": "qwen3", "hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 512, "num_attention_heads": 4,
@@ -32,6 +32,17 @@ def make_model(seed: int, bits: int | None = None, kind: str = "qwen3", **sizes:
         quantize(model, bits=bits, group_size=GROUP)
     mx.eval(model.parameters())
     return model
+
+
+def with_windows(size: int) -> Any:
+    """A model of three layers, the first two of which see so many tokens."""
+    module = part("models.gemma3_text")
+    mx.random.seed(3)
+    return module.Model(module.ModelArgs.from_dict({
+        "model_type": "gemma3_text", "hidden_size": 256, "num_hidden_layers": 3, "intermediate_size": 512, "head_dim": 64,
+        "vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "sliding_window": size, "sliding_window_pattern": 3, "query_pre_attn_scalar": 64,
+    }))  # fmt: skip
 
 
 def wide(model: Any) -> Any:

@@ -26,6 +26,22 @@ class Weights(NamedTuple):
         return self.form.options
 
 
+def ways_to_name(experts: int) -> list[tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]]:
+    """Batch of x, shapes of the indices (None: not given): as mlx-lm's layers call it, and every other way."""
+    return [
+        ((10,), None, (10,)),
+        ((2, 3, 1), None, (2, 3, 5)),
+        ((2, 20, 1), None, (2, 20, 2)),
+        ((), None, (7,)),
+        ((3, 1), None, (5,)),
+        ((6,), (8,), (8,)),
+        ((6,), (80,), (80,)),
+        ((6,), (30, 1), (4,)),
+        ((6,), (experts,), None),
+        ((6,), (20, 1), None),
+    ]
+
+
 def draw(rng: np.random.Generator, shape: tuple[int, ...], form: Form, dtype: mx.Dtype) -> Weights:
     """Random weights ``[…, numbers]`` in this form; affine scales and biases are of the dtype."""
     dense = mx.array((rng.standard_normal(shape) * shape[-1] ** -0.5).astype(np.float32)).astype(dtype)

@@ -26,7 +26,7 @@ from mlx_cuda._replay import sequences
 from mlx_cuda._replay.pool import held_by
 
 from .decoding_model import KVCache, Model
-from .mlx_lm_parts import SIZES, make_model, part
+from .mlx_lm_parts import SIZES, make_model, part, with_windows
 from .support import host, relative_error
 
 try:
@@ -177,13 +177,7 @@ def two(model: Any, tokens: mx.array) -> list[list[Any]]:
 
 def test_pages_of_windows(rng: np.random.Generator) -> None:
     """Of long sequences a layer with a window has the pages that this may lie in, and logits are those of whole sequences."""
-    module = part("models.gemma3_text")
-    mx.random.seed(3)
-    model = module.Model(module.ModelArgs.from_dict({
-        "model_type": "gemma3_text", "hidden_size": 256, "num_hidden_layers": 3, "intermediate_size": 512, "head_dim": 64,
-        "vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "sliding_window": 100, "sliding_window_pattern": 3, "query_pre_attn_scalar": 64,
-    }))  # fmt: skip
+    model = with_windows(100)
     mx.eval(model.parameters())
     tokens, found = words(rng, 3, 700), []
     for call in (as_it_is, run):

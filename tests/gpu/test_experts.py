@@ -158,21 +158,7 @@ def test_tokens_of_mlx_lm(rng: np.random.Generator, form: Form, dtype: mx.Dtype)
         assert_close(result, exact, tolerance=1.5 * TOLERANCE[dtype])
 
 
-CALLS: list[tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]] = [
-    ((10,), None, (10,)),
-    ((2, 3, 1), None, (2, 3, 5)),
-    ((2, 20, 1), None, (2, 20, 2)),
-    ((), None, (7,)),
-    ((3, 1), None, (5,)),
-    ((6,), (8,), (8,)),
-    ((6,), (80,), (80,)),
-    ((6,), (30, 1), (4,)),
-    ((6,), (EXPERTS,), None),
-    ((6,), (20, 1), None),
-]
-
-
-@pytest.mark.parametrize("call", CALLS, ids=str)
+@pytest.mark.parametrize("call", cases.ways_to_name(EXPERTS), ids=str)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_every_way_to_name_matrices(rng: np.random.Generator, call: Any, rows: int) -> None:
     batch, left, right = call

@@ -19,6 +19,7 @@ from mlx_cuda._mlx_lm import caches
 from mlx_cuda._mlx_lm.models import decoding_of
 from mlx_cuda._patch import _unpatched
 
+from . import mlx_lm_parts
 from .mlx_lm_parts import Tokenizer, make_model, part, wide
 from .reference import Array
 from .support import host, relative_error
@@ -110,13 +111,8 @@ def _epsilon(model: Any) -> float:
 
 def with_windows() -> Any:
     """A model whose first two layers see 64 tokens."""
-    module = mlx_lm("models.gemma3_text")
-    mx.random.seed(3)
-    model = module.Model(module.ModelArgs.from_dict({
-        "model_type": "gemma3_text", "hidden_size": 256, "num_hidden_layers": 3, "intermediate_size": 512, "head_dim": 64,
-        "vocab_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "sliding_window": 64, "sliding_window_pattern": 3, "query_pre_attn_scalar": 64,
-    }))  # fmt: skip
+    mlx_lm("models.gemma3_text")
+    model = mlx_lm_parts.with_windows(64)
     model.set_dtype(mx.float16)  # which separates more tokens
     mx.eval(model.parameters())
     return model

@@ -108,33 +108,30 @@ def test_inputs_computed_in_the_same_graph(rng: np.random.Generator, name: str) 
     assert_close(total, exact(*map(host, inputs)), tolerance=2 * TOLERANCE[mx.float16])
 
 
-@operations
-def test_memory_does_not_grow(rng: np.random.Generator, name: str) -> None:
-    operation, inputs = OPERATIONS[name][0], arrays(rng, name)
+def growth(function: Callable[[], object], times: int) -> int:
+    """Bytes of memory that so many calls leave, beyond what a few have."""
 
-    def call(times: int) -> int:
+    def after(times: int) -> int:
         for _ in range(times):
-            mx.eval(operation(*inputs))
+            mx.eval(function())
         mx.synchronize()
         return mx.get_active_memory()
 
-    before = call(5)
-    assert call(200) - before < SLACK
+    before = after(5)
+    return after(times) - before
+
+
+@operations
+def test_memory_does_not_grow(rng: np.random.Generator, name: str) -> None:
+    operation, inputs = OPERATIONS[name][0], arrays(rng, name)
+    assert growth(lambda: operation(*inputs), 200) < SLACK
 
 
 @operations
 def test_gradients_free_their_memory(rng: np.random.Generator, name: str) -> None:
     operation, inputs = OPERATIONS[name][0], arrays(rng, name)
     gradient = mx.grad(lambda *primals: operation(*primals).sum(), argnums=list(range(len(inputs))))
-
-    def call(times: int) -> int:
-        for _ in range(times):
-            mx.eval(gradient(*inputs))
-        mx.synchronize()
-        return mx.get_active_memory()
-
-    before = call(5)
-    assert call(50) - before < SLACK
+    assert growth(lambda: gradient(*inputs), 50) < SLACK
 
 
 # Runs in a process of its own, because the settings are read once, and so that a crash is one failed test.

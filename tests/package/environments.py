@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pytest
 from mlx_cuda._loader.driver import Driver, Gpu
 from mlx_cuda._loader.environment import Distribution, Environment, Probe
 from mlx_cuda._loader.loaded import Loaded
@@ -85,3 +88,11 @@ def write_device_code(package: Path) -> str:
     text = json.dumps({"fatbins": fatbins, "inputs": "", "packages": []}).encode()
     (folder / "manifest.json").write_bytes(text)
     return hashlib.sha256(text).hexdigest()
+
+
+def put_module(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Any) -> Any:
+    """A module of mlx-lm's, as far as it matters: with these functions."""
+    module = ModuleType(name)
+    vars(module).update(functions)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module

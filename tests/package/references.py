@@ -103,6 +103,11 @@ def attention(
     return result
 
 
+def with_(arrays: list[mx.array], index: int, array: mx.array) -> list[mx.array]:
+    """The arrays of a call with another one in a place."""
+    return [*arrays[:index], array, *arrays[index + 1 :]]
+
+
 def seen(
     q_len: int,
     k_len: int,

@@ -20,7 +20,7 @@ from mlx_cuda._replay import capture, pool, prefixes, sequences, states, step, w
 from mlx_cuda._replay.capture import Capture, while_captured
 from mlx_cuda._replay.kinds import Place
 
-from ..gpu.decoding_model import Model
+from ..gpu.decoding_model import Model, merged
 
 
 class CaptureError(RuntimeError):
@@ -283,6 +283,17 @@ def replayed(decoding: Decoding, model: Model) -> Callable[[mx.array, list[Any]]
         return logits
 
     return call
+
+
+def joined(call: Callable[..., mx.array], model: Any, tokens: mx.array) -> tuple[list[Any], list[mx.array]]:
+    """A batch of four, in which another's sequences go on that has them by itself as well; and the logits of both so far."""
+    one, other = (merged(model, [tokens[i : i + 1, :n] for i, n in pair]) for pair in (((0, 5), (1, 3)), ((2, 8), (0, 4))))
+    logits = [call(tokens[:2, 9 + i : 10 + i], cache) for i in range(4) for cache in (one, other)]
+    for each, more in zip(one, other, strict=True):
+        each.extend(more)
+    four = mx.concatenate([tokens, tokens[:1]])
+    logits += [call(four[:, 20:21], one), call(tokens[:2, 21:22], other), call(four[:, 22:23], one), call(tokens[:2, 23:24], other)]
+    return one, logits
 
 
 def close(one: mx.array, other: mx.array) -> bool:

@@ -20,7 +20,7 @@ from mlx_cuda._replay.errors import NotReplayed
 from mlx_cuda._replay.pool import Pool, held_by
 
 from ..gpu.decoding_model import BatchKVCache, BatchRotatingKVCache, KVCache, Model, RotatingKVCache, merged, of_changing_size
-from .sessions_on_cpu import Step, close, replayed, set_both, words
+from .sessions_on_cpu import Step, close, joined, replayed, set_both, words
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -218,12 +218,7 @@ def test_a_batch_that_joined_another_goes_on_by_itself(decoding: Decoding, model
     tokens = words(30)
     found = []
     for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
-        one, other = (merged(model, [tokens[i : i + 1, :n] for i, n in pair]) for pair in (((0, 5), (1, 3)), ((2, 8), (0, 4))))
-        logits = [call(tokens[:2, 9 + i : 10 + i], cache) for i in range(4) for cache in (one, other)]
-        for each, more in zip(one, other, strict=True):
-            each.extend(more)
-        four = mx.concatenate([tokens, tokens[:1]])
-        logits += [call(four[:, 20:21], one), call(tokens[:2, 21:22], other), call(four[:, 22:23], one), call(tokens[:2, 23:24], other)]
+        one, logits = joined(call, model, tokens)
         for each in one:
             each.filter([0, -4])
         logits += [call(tokens[:2, 24:25], one), call(tokens[:2, 25:26], one)]

@@ -20,7 +20,7 @@ from mlx_cuda._replay import packing, sequences
 from benchmarks.mlx_lm_parts import part
 
 from ..gpu.mlx_lm_parts import SIZES
-from .sessions_on_cpu import close
+from .sessions_on_cpu import close, replayed
 
 try:
     caches = part("models.cache")
@@ -54,12 +54,7 @@ def model() -> Any:
 
 @pytest.fixture
 def step(decoding: Decoding, model: Any) -> Callable[[mx.array, list[Any]], mx.array]:
-    def call(tokens: mx.array, cache: list[Any]) -> mx.array:
-        logits: mx.array = decoding.step(model, type(model).__call__, tokens, cache, at_once=True)
-        assert decoding.reason == ""
-        return logits
-
-    return call
+    return replayed(decoding, model)
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from mlx_cuda._attention.rules import (
 )
 from mlx_cuda._common.choice import native_elementwise
 
+from .tables import rows, says
+
 PREFILL = AttentionCase(
     batch=2,
     heads=16,
@@ -115,12 +117,9 @@ PREFILLS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changed", "engine", "reason"), PREFILLS, ids=str)
+@rows(PREFILLS)
 def test_many_queries(changed: dict[str, Any], engine: str, reason: str) -> None:
-    choice = choose_attention(PREFILL._replace(**changed))
-    assert choice.engine == engine
-    assert reason in choice.reason
-    assert choice.reason
+    assert says(choose_attention(PREFILL._replace(**changed)), engine, reason)
 
 
 STEPS: list[tuple[dict[str, Any], str, str]] = [
@@ -154,11 +153,9 @@ STEPS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changed", "engine", "reason"), STEPS, ids=str)
+@rows(STEPS)
 def test_few_queries(changed: dict[str, Any], engine: str, reason: str) -> None:
-    choice = choose_attention(STEP._replace(**changed))
-    assert choice.engine == engine
-    assert reason in choice.reason
+    assert says(choose_attention(STEP._replace(**changed)), engine, reason)
 
 
 KEYS = st.one_of(st.integers(0, 70), st.sampled_from([255, 256, 257, 4096, 8191, 8192, 2**31 - 1]))
@@ -211,8 +208,7 @@ def test_a_growing_cache_is_one_call() -> None:
     assert [choice(64, keys, window_left=0) for keys in (1, 64, 65)] == [(1, 63), (64, 64), (65, 2**31 - 1)]
 
 
-@pytest.mark.parametrize(
-    ("changed", "engine", "reason"),
+@rows(
     [
         ({}, "flash", "where they lie"),
         ({"q_len": 1, "softcap": True, "sinks": True, "lse": True}, "flash", ""),
@@ -221,12 +217,9 @@ def test_a_growing_cache_is_one_call() -> None:
         ({"capability": (7, 5)}, "fallback", "sm_75"),
         ({"k_len": 0}, "fallback", "a dimension is 0"),
     ],
-    ids=str,
 )
 def test_packed_sequences(changed: dict[str, Any], engine: str, reason: str) -> None:
-    choice = choose_varlen(PREFILL._replace(**changed))
-    assert choice.engine == engine
-    assert reason in choice.reason
+    assert says(choose_varlen(PREFILL._replace(**changed)), engine, reason)
 
 
 @pytest.mark.parametrize(
@@ -241,9 +234,7 @@ def test_packed_sequences(changed: dict[str, Any], engine: str, reason: str) -> 
     ids=str,
 )
 def test_pages(changed: dict[str, Any], page_size: int, engine: str, reason: str) -> None:
-    choice = choose_paged(STEP._replace(**changed), page_size)
-    assert choice.engine == engine
-    assert reason in choice.reason
+    assert says(choose_paged(STEP._replace(**changed), page_size), engine, reason)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import types
 from typing import Any
 
@@ -14,7 +13,8 @@ from mlx_cuda._recurrence.rules import CHUNKED_KEY, FEWEST_CHUNKED, LARGEST_KEY,
 
 from tests.gpu.recurrences import exact, packed
 
-from .references import assert_close, host, random
+from .environments import put_module
+from .references import assert_close, host, random, with_
 
 Arrays = list[mx.array]
 UPSTREAM: Any = mx.fast.gated_delta_update
@@ -95,22 +95,16 @@ def test_keys_without_numbers_give_zeros() -> None:
     assert not y.any()
 
 
-def with_(index: int, array: mx.array) -> Arrays:
-    arrays = draw()
-    arrays[index] = array
-    return arrays
-
-
 @pytest.mark.parametrize(
     ("arrays", "options", "message"),
     [
-        (with_(0, mx.zeros((2, 7, 8))), {}, r"q and k must be \[B, T, Hk, Dk\] and v \[B, T, Hv, Dv\], got \(2,7,8\)"),
-        (with_(1, mx.zeros((2, 7, 4, 8))), {}, "q and k must be"),
-        (with_(2, mx.zeros((2, 6, 4, 6))), {}, "q and k must be"),
+        (with_(draw(), 0, mx.zeros((2, 7, 8))), {}, r"q and k must be \[B, T, Hk, Dk\] and v \[B, T, Hv, Dv\], got \(2,7,8\)"),
+        (with_(draw(), 1, mx.zeros((2, 7, 4, 8))), {}, "q and k must be"),
+        (with_(draw(), 2, mx.zeros((2, 6, 4, 6))), {}, "q and k must be"),
         (draw(heads=(2, 3)), {}, r"multiple of those of q and k, got \(2,7,2,8\) and \(2,7,3,6\)"),
-        (with_(3, mx.zeros((2, 7, 4, 6))), {}, r"g must be .* got \(2,7,4,6\) and \(2,7,4\)"),
-        (with_(4, mx.zeros((2, 7, 2))), {}, "beta"),
-        (with_(0, mx.zeros((2, 7, 2, 8), mx.complex64)), {}, "Only real types are supported, got complex64"),
+        (with_(draw(), 3, mx.zeros((2, 7, 4, 6))), {}, r"g must be .* got \(2,7,4,6\) and \(2,7,4\)"),
+        (with_(draw(), 4, mx.zeros((2, 7, 2))), {}, "beta"),
+        (with_(draw(), 0, mx.zeros((2, 7, 2, 8), mx.complex64)), {}, "Only real types are supported, got complex64"),
         (draw(), {"state": mx.zeros((2, 4, 8, 6))}, r"state must have the shape \(2,4,6,8\), got \(2,4,8,6\)"),
         (draw(), {"mask": mx.ones((2, 6), mx.bool_)}, r"mask must have the shape \(2,7\), got \(2,6\)"),
         (draw(), {"cu_seqlens": mx.array([0, 7])}, "cu_seqlens"),
@@ -215,11 +209,7 @@ def test_gpus_with_little_shared_memory_leave_the_widest_keys_to_mlx(monkeypatch
 
 @pytest.fixture
 def their_module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What mlx-lm has, as far as it matters here."""
-    module = types.ModuleType("mlx_lm.models.gated_delta")
-    vars(module)["gated_delta_ops"] = lambda *arrays: ("theirs", *arrays)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return module
+    return put_module(monkeypatch, "mlx_lm.models.gated_delta", gated_delta_ops=lambda *arrays: ("theirs", *arrays))
 
 
 def test_mlx_lm_s_function_is_replaced_and_comes_back(their_module: Any) -> None:

@@ -28,24 +28,9 @@ FORM = Form("affine", 4, 32)
 EXPERTS = 4
 NATIVE_ONLY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
-# Batch of x, shapes of the indices (None: not given): as mlx-lm's layers call it, and every other way.
-CALLS: list[tuple[tuple[int, ...], tuple[int, ...] | None, tuple[int, ...] | None]] = [
-    ((10,), None, (10,)),
-    ((90,), None, (90,)),
-    ((2, 3, 1), None, (2, 3, 5)),
-    ((2, 20, 1), None, (2, 20, 2)),
-    ((), None, (7,)),
-    ((3, 1), None, (5,)),
-    ((6,), (8,), (8,)),
-    ((6,), (80,), (80,)),
-    ((6,), (3, 1), (4,)),
-    ((6,), (30, 1), (4,)),
-    ((6,), (EXPERTS,), None),
-    ((6,), (20, 1), None),
-    ((6,), (), ()),
-    ((0,), None, (0,)),
-    ((6,), (0,), (0,)),
-]
+CALLS = [
+    *cases.ways_to_name(EXPERTS), ((90,), None, (90,)), ((6,), (3, 1), (4,)), ((6,), (), ()), ((0,), None, (0,)), ((6,), (0,), (0,)),
+]  # fmt: skip
 
 
 def indices(shape: tuple[int, ...] | None, count: int, seed: int = 0) -> NDArray[Any] | None:

@@ -18,6 +18,8 @@ from mlx_cuda._matmul.rules import (
     chosen,
 )
 
+from .tables import rows, says
+
 PREFILL = QuantizedCase(
     rows=512, n=14336, k=4096, dtype="bfloat16", mode="affine", bits=4, group_size=64, transpose=True, capability=(9, 0)
 )
@@ -31,8 +33,7 @@ LARGER: list[dict[str, Any]] = [  # or another kind than where one row goes to M
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changed", "engine", "reason"),
+@rows(
     [
         ({}, "skinny", "up to 512 rows read each weight once"),
         ({"rows": 513}, "dequantize", "the kernels for few rows take up to 512"),
@@ -61,16 +62,12 @@ LARGER: list[dict[str, Any]] = [  # or another kind than where one row goes to M
         ({"capability": (7, 5), "mode": "mxfp4", "group_size": 32, "k": 96, "transpose": False}, "mlx", ""),
         ({"capability": (7, 5), "k": 96}, "mlx", ""),
     ],
-    ids=str,
 )
 def test_quantised_weights(changed: dict[str, Any], engine: str, reason: str) -> None:
-    choice = choose_quantized(PREFILL._replace(**changed))
-    assert choice.engine == engine
-    assert reason in choice.reason
+    assert says(choose_quantized(PREFILL._replace(**changed)), engine, reason)
 
 
-@pytest.mark.parametrize(
-    ("changed", "engine", "reason"),
+@rows(
     [
         ({}, "grouped", "the kernels for few rows take up to 64"),
         ({"rows": 64}, "skinny", "up to 64 rows read the experts that they name"),
@@ -91,16 +88,12 @@ def test_quantised_weights(changed: dict[str, Any], engine: str, reason: str) ->
         ({"global_scale": True, "mode": "nvfp4", "group_size": 16, "k": 48}, "mlx", ""),
         ({"capability": (7, 5), "mode": "mxfp8", "bits": 8, "k": 32}, "fallback", "take multiples of 64 as k, not 32"),
     ],
-    ids=str,
 )
 def test_quantised_experts(changed: dict[str, Any], engine: str, reason: str) -> None:
-    choice = choose_gather_qmm(EXPERTS._replace(**changed))
-    assert choice.engine == engine
-    assert reason in choice.reason
+    assert says(choose_gather_qmm(EXPERTS._replace(**changed)), engine, reason)
 
 
-@pytest.mark.parametrize(
-    ("changed", "engine", "reason"),
+@rows(
     [
         ({}, "grouped", "rows of one expert are multiplied together"),
         ({"experts": 5000, "rows": 1}, "grouped", ""),
@@ -110,16 +103,12 @@ def test_quantised_experts(changed: dict[str, Any], engine: str, reason: str) ->
         ({"capability": (7, 5), "gathered": False}, "fallback", "need sm_80 or newer, not sm_75"),
         ({"experts": 0}, "mlx", "a dimension is 0"),
     ],
-    ids=str,
 )
 def test_groups(changed: dict[str, Any], engine: str, reason: str) -> None:
-    choice = choose_grouped(DENSE._replace(**changed))
-    assert choice.engine == engine
-    assert reason in choice.reason
+    assert says(choose_grouped(DENSE._replace(**changed)), engine, reason)
 
 
-@pytest.mark.parametrize(
-    ("changed", "engine", "reason"),
+@rows(
     [
         ({}, "cublaslt", "cuBLASLt multiplies e4m3"),
         ({"rows": 1, "n": 33, "k": 5}, "cublaslt", ""),
@@ -127,12 +116,9 @@ def test_groups(changed: dict[str, Any], engine: str, reason: str) -> None:
         ({"capability": (8, 6)}, "fallback", "products of e4m3 need sm_89 or newer, not sm_86"),
         ({"rows": 0}, "fallback", "a dimension is 0"),
     ],
-    ids=str,
 )
 def test_fp8(changed: dict[str, Any], engine: str, reason: str) -> None:
-    choice = choose_fp8(FP8._replace(**changed))
-    assert choice.engine == engine
-    assert reason in choice.reason
+    assert says(choose_fp8(FP8._replace(**changed)), engine, reason)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 import types
 from typing import Any
 
@@ -16,6 +15,7 @@ from mlx_cuda._replay.capture import Capture
 from mlx_cuda._replay.kinds import Place
 
 from . import references
+from .environments import put_module
 from .references import assert_close, host, random
 
 Parts = tuple[mx.array, ...]
@@ -115,11 +115,8 @@ def test_who_computes_a_call() -> None:
 
 @pytest.fixture
 def their_module(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What mlx-lm has, as far as it matters here."""
-    module = types.ModuleType("mlx_lm.models.base")
-    vars(module)["quantized_scaled_dot_product_attention"] = lambda *arrays, **options: ("theirs", *arrays, options)
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return module
+    theirs = {"quantized_scaled_dot_product_attention": lambda *arrays, **options: ("theirs", *arrays, options)}
+    return put_module(monkeypatch, "mlx_lm.models.base", **theirs)
 
 
 def test_mlx_lm_s_function_is_replaced_and_comes_back(their_module: Any) -> None:

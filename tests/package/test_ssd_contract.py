@@ -8,7 +8,7 @@ import pytest
 from tests.gpu import reference
 from tests.gpu.recurrences import exact
 
-from .references import Array, assert_close, host, random
+from .references import Array, assert_close, host, random, with_
 
 Arrays = list[mx.array]
 
@@ -59,21 +59,15 @@ def test_derivatives() -> None:
         assert abs((host(gradient) * direction).sum() - (sides[0] - sides[1]) / 2e-6) < 2e-3
 
 
-def with_(index: int, array: mx.array) -> Arrays:
-    arrays = draw()
-    arrays[index] = array
-    return arrays
-
-
 @pytest.mark.parametrize(
     ("arrays", "options", "message"),
     [
-        (with_(0, mx.zeros((2, 7, 6))), {}, r"x must be \[B, T, H, P\], and b and c \[B, T, G, N\], got \(2,7,6\)"),
-        (with_(4, mx.zeros((2, 7, 2, 9))), {}, "x must be"),
-        (with_(0, mx.zeros((2, 7, 3, 6))), {}, "multiple of the groups"),
-        (with_(1, mx.zeros((2, 7, 2))), {}, r"dt must be \[B, T, H\] and a \[H\], got \(2,7,2\) and \(4,\)"),
-        (with_(2, mx.zeros((3,))), {}, "dt must be"),
-        (with_(3, mx.zeros((2, 7, 2, 8), mx.complex64)), {}, "Only real types"),
+        (with_(draw(), 0, mx.zeros((2, 7, 6))), {}, r"x must be \[B, T, H, P\], and b and c \[B, T, G, N\], got \(2,7,6\)"),
+        (with_(draw(), 4, mx.zeros((2, 7, 2, 9))), {}, "x must be"),
+        (with_(draw(), 0, mx.zeros((2, 7, 3, 6))), {}, "multiple of the groups"),
+        (with_(draw(), 1, mx.zeros((2, 7, 2))), {}, r"dt must be \[B, T, H\] and a \[H\], got \(2,7,2\) and \(4,\)"),
+        (with_(draw(), 2, mx.zeros((3,))), {}, "dt must be"),
+        (with_(draw(), 3, mx.zeros((2, 7, 2, 8), mx.complex64)), {}, "Only real types"),
         (draw(), {"state": mx.zeros((2, 4, 8, 6))}, r"state must have the shape \(2,4,6,8\)"),
         (draw(), {"mask": mx.ones((7, 2), mx.bool_)}, "mask must have the shape"),
         (draw(), {"d": mx.ones((2,))}, r"d must have the shape \(4,\)"),

@@ -14,7 +14,7 @@ from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay import sequences, states, step
 
 from ..gpu.decoding_model import ArraysCache, Model, caches_of, merged, of_changing_size
-from .sessions_on_cpu import CaptureError, Step, close, replayed, words
+from .sessions_on_cpu import CaptureError, Step, close, joined, replayed, words
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -54,12 +54,7 @@ def test_batches_take_turns(decoding: Decoding, model: Model) -> None:
     """Of which one has sequences of the other, and a third is another size."""
     tokens, found = words(40), []
     for call in (as_it_is(model), replayed(decoding, model)):
-        one, other = (merged(model, [tokens[i : i + 1, :n] for i, n in pair]) for pair in (((0, 5), (1, 3)), ((2, 8), (0, 4))))
-        logits = [call(tokens[:2, 9 + i : 10 + i], cache) for i in range(4) for cache in (one, other)]
-        for each, more in zip(one, other, strict=True):
-            each.extend(more)
-        four = mx.concatenate([tokens, tokens[:1]])
-        logits += [call(four[:, 20:21], one), call(tokens[:2, 21:22], other), call(four[:, 22:23], one), call(tokens[:2, 23:24], other)]
+        one, logits = joined(call, model, tokens)
         for each in one:
             each.filter([0, 3])
         third = merged(model, [tokens[:1, :7]])

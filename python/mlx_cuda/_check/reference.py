@@ -39,35 +39,17 @@ def _compute_by_dequantizing() -> None:
         return dequantize(w, scales, biases, *arguments, **{**options, "dtype": mx.float32})
 
     def quantized_matmul(
-        x: mx.array,
-        w: mx.array,
-        /,
-        scales: mx.array,
-        biases: mx.array | None = None,
-        transpose: bool = True,
-        group_size: int | None = None,
-        bits: int | None = None,
-        mode: str = "affine",
-        **_: Any,
-    ) -> mx.array:
+        x: mx.array, w: mx.array, /, scales: mx.array, biases: mx.array | None = None, transpose: bool = True,
+        group_size: int | None = None, bits: int | None = None, mode: str = "affine", **_: Any,
+    ) -> mx.array:  # fmt: skip
         weights = wide(w, scales, biases, group_size=group_size, bits=bits, mode=mode)
         return x.astype(mx.float32) @ (weights.swapaxes(-1, -2) if transpose else weights)
 
     def gather_qmm(
-        x: mx.array,
-        w: mx.array,
-        /,
-        scales: mx.array,
-        biases: mx.array | None = None,
-        lhs_indices: mx.array | None = None,
-        rhs_indices: mx.array | None = None,
-        transpose: bool = True,
-        group_size: int | None = None,
-        bits: int | None = None,
-        mode: str = "affine",
-        global_scale: mx.array | None = None,
-        **_: Any,
-    ) -> mx.array:
+        x: mx.array, w: mx.array, /, scales: mx.array, biases: mx.array | None = None,
+        lhs_indices: mx.array | None = None, rhs_indices: mx.array | None = None, transpose: bool = True,
+        group_size: int | None = None, bits: int | None = None, mode: str = "affine", global_scale: mx.array | None = None, **_: Any,
+    ) -> mx.array:  # fmt: skip
         weights = wide(w, scales, biases, group_size=group_size, bits=bits, mode=mode, global_scale=global_scale)
         weights = weights.swapaxes(-1, -2) if transpose else weights
         return gather_mm(x.astype(mx.float32), weights, lhs_indices, rhs_indices)

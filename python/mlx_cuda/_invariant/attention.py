@@ -22,16 +22,9 @@ FLASH = Choice("flash", "batch_invariant")
 
 @instead_of(upstream_attention, "mx.fast.scaled_dot_product_attention")
 def attention(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    *,
-    scale: float,
-    mask: str | mx.array | None = None,
-    sinks: mx.array | None = None,
-    force_fused: bool = False,  # noqa: ARG001  (it is)
-    stream: StreamOrDevice = None,
-) -> mx.array:
+    q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: str | mx.array | None = None, sinks: mx.array | None = None,
+    force_fused: bool = False, stream: StreamOrDevice = None,  # noqa: ARG001  (it is)
+) -> mx.array:  # fmt: skip
     on = resolve(stream)
     with mx.stream(on):
         arguments = operands(q, k, v, scale=scale, sinks=sinks, **_options(mask, q, k))

@@ -68,18 +68,10 @@ def quantized(by: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
     @instead_of(upstream_quantized_matmul, "mx.quantized_matmul")
     def quantized_matmul(
-        x: mx.array,
-        w: mx.array,
-        /,
-        scales: mx.array,
-        biases: mx.array | None = None,
-        transpose: bool = True,
-        group_size: int | None = None,
-        bits: int | None = None,
-        mode: str = "affine",
-        *,
+        x: mx.array, w: mx.array, /, scales: mx.array, biases: mx.array | None = None, transpose: bool = True,
+        group_size: int | None = None, bits: int | None = None, mode: str = "affine", *,
         stream: StreamOrDevice = None,
-    ) -> mx.array:
+    ) -> mx.array:  # fmt: skip
         if w.ndim > 2:
             raise NotInvariant(
                 f"mx.quantized_matmul of {shape_text(x.shape)} and {shape_text(w.shape)} has a batch of right operands: its kernel "
@@ -106,15 +98,9 @@ def gathered(by: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
     @instead_of(upstream_gather_mm, "mx.gather_mm")
     def gather_mm(
-        a: mx.array,
-        b: mx.array,
-        /,
-        lhs_indices: mx.array | None = None,
-        rhs_indices: mx.array | None = None,
-        *,
-        sorted_indices: bool = False,
-        stream: StreamOrDevice = None,
-    ) -> mx.array:
+        a: mx.array, b: mx.array, /, lhs_indices: mx.array | None = None, rhs_indices: mx.array | None = None, *,
+        sorted_indices: bool = False, stream: StreamOrDevice = None,
+    ) -> mx.array:  # fmt: skip
         with mx.stream(resolve(stream)):
             if lhs_indices is None and rhs_indices is None:
                 return _matmul(a, b)
@@ -138,22 +124,11 @@ def gathered_quantized(by: Callable[..., mx.array], without_indices: Callable[..
 
     @instead_of(upstream_gather_qmm, "mx.gather_qmm")
     def gather_qmm(
-        x: mx.array,
-        w: mx.array,
-        /,
-        scales: mx.array,
-        biases: mx.array | None = None,
-        lhs_indices: mx.array | None = None,
-        rhs_indices: mx.array | None = None,
-        transpose: bool = True,
-        group_size: int | None = None,
-        bits: int | None = None,
-        mode: str = "affine",
-        global_scale: mx.array | None = None,
-        *,
-        sorted_indices: bool = False,
-        stream: StreamOrDevice = None,
-    ) -> mx.array:
+        x: mx.array, w: mx.array, /, scales: mx.array, biases: mx.array | None = None,
+        lhs_indices: mx.array | None = None, rhs_indices: mx.array | None = None, transpose: bool = True,
+        group_size: int | None = None, bits: int | None = None, mode: str = "affine", global_scale: mx.array | None = None, *,
+        sorted_indices: bool = False, stream: StreamOrDevice = None,
+    ) -> mx.array:  # fmt: skip
         form = (transpose, group_size, bits, mode)
         with mx.stream(resolve(stream)):
             if lhs_indices is None and rhs_indices is None and global_scale is None:

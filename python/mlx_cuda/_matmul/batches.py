@@ -27,17 +27,9 @@ FEWEST_ROWS = 8  # in all, of MLX's kernel that works in tiles
 
 @in_place_of(upstream_quantized_matmul)
 def product_of_batches(
-    x: mx.array,
-    w: mx.array,
-    scales: mx.array,
-    biases: mx.array | None = None,
-    transpose: bool = True,
-    group_size: int | None = None,
-    bits: int | None = None,
-    mode: str = "affine",
-    *,
-    stream: StreamOrDevice = None,
-) -> Prepared | None:
+    x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None = None, transpose: bool = True,
+    group_size: int | None = None, bits: int | None = None, mode: str = "affine", *, stream: StreamOrDevice = None,
+) -> Prepared | None:  # fmt: skip
     on, form = resolve(stream), (transpose, group_size, bits, mode)
     parts = [w, scales] if biases is None else [w, scales, biases]
     if on.device.type != mx.gpu or not all(isinstance(each, mx.array) for each in (x, *parts)):
