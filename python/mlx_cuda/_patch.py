@@ -20,7 +20,7 @@ from ._invariant import mlx_lm as invariant_mlx_lm
 from ._invariant import products, refused
 from ._invariant.state import marking, refusal, refusing, setting
 from ._loader import native
-from ._loader.graph_cache import batches_go_to, cached, growing, natively
+from ._loader.graph_cache import cached, growing, natively
 from ._loader.replacing import Prepared, in_place_of
 from ._matmul.batches import product_of_batches, upstream_quantized_matmul
 from ._matmul.gather import gather_mm, gather_qmm, misread_by_mlx
@@ -118,7 +118,10 @@ class Route(NamedTuple):
     ours: Callable[..., Any]
 
 
-_quantized_matmul = batches_go_to(product_of_batches)(_product(quantized_matmul, product_of_batches))
+_quantized_matmul = _product(quantized_matmul, product_of_batches)
+# Calls with a batch of weights go there without a look into the cache: a quantised cache of keys and values is one, of another size at each
+# token, so that the graph would be built each time.
+vars(_quantized_matmul)["of_batches"] = product_of_batches
 ROUTES = (
     Route(mx.fast, "scaled_dot_product_attention", upstream_attention, _attention),
     Route(mx, "quantized_matmul", upstream_quantized_matmul, _quantized_matmul),

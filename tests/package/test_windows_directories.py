@@ -67,16 +67,15 @@ class Windows:
         self.handles: list[object] = []
 
     def add_dll_directory(self, path: str) -> object:
-        if not Path(path).is_absolute() or not Path(path).is_dir():
-            raise OSError(f"[WinError 87] The parameter is incorrect: {path}")
-        self.directories.append(Path(path))
-        self.handles.append(object())
-        return self.handles[-1]
+        return self._opened(Path(path), self.directories, Path(path).is_dir(), "87] The parameter is incorrect")
 
     def load(self, path: str) -> object:
-        if not Path(path).is_absolute() or not Path(path).is_file():
-            raise OSError(f"[WinError 126] The specified module could not be found: {path}")
-        self.files.append(Path(path))
+        return self._opened(Path(path), self.files, Path(path).is_file(), "126] The specified module could not be found")
+
+    def _opened(self, path: Path, known: list[Path], found: bool, wrong: str) -> object:
+        if not path.is_absolute() or not found:
+            raise OSError(f"[WinError {wrong}: {path}")
+        known.append(path)
         self.handles.append(object())
         return self.handles[-1]
 

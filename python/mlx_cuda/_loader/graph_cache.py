@@ -51,19 +51,6 @@ def growing(**axes: int) -> Callable[[Operation], Operation]:
     return mark
 
 
-def batches_go_to(other: Callable[..., Any]) -> Callable[[Operation], Operation]:
-    """Have calls whose second argument is a batch of matrices go to another function, without a look into the cache.
-
-    A quantised cache of keys and values is such an argument, of another size at each token: the graph would be built each time.
-    """
-
-    def mark(operation: Operation) -> Operation:
-        vars(operation)["of_batches"] = other
-        return operation
-
-    return mark
-
-
 def natively(operation: Callable[P, R]) -> Callable[P, R]:
     """The operation as a function of the native module, if that is loaded: it calls Python only for what is not in its cache."""
     module: Any = native.loaded

@@ -5,23 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import (
-    CACHED_SHAPES,
-    Shape,
-    StreamOrDevice,
-    cast,
-    dense_dtype,
-    dtype_name,
-    promoted,
-    require_arrays,
-    require_flags,
-    resolve,
-    shape_text,
-)
+from .._common.arrays import CACHED_SHAPES, cast, dense_dtype, dtype_name, promoted, require_arrays, require_flags, resolve, shape_text
 from .._common.choice import Choice, Gpu
 from .._common.errors import WrongValue
 from .._common.limits import by_limits
@@ -32,6 +20,9 @@ from .grouped import QuantizedExperts, grouped_quantized
 from .quantized import OURS, SKINNY, QuantizedCall, quantized_matmul
 from .rules import GroupedCase, QuantizedCase, choose_gather_qmm, choose_grouped, chosen
 from .upstream import upstream_dense, upstream_quantized
+
+if TYPE_CHECKING:
+    from .._common.arrays import Shape, StreamOrDevice
 
 INDICES = ("lhs_indices", "rhs_indices")
 CONSTANT_PAIRS = 64  # up to this many, default indices are kept as constants, and cost no kernel

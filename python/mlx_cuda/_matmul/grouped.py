@@ -4,23 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import (
-    CACHED_SHAPES,
-    Shape,
-    StreamOrDevice,
-    cast,
-    check_array,
-    dense_dtype,
-    dtype_name,
-    require_arrays,
-    require_flags,
-    resolve,
-    shape_text,
-)
+from .._common.arrays import CACHED_SHAPES, cast, check_array, dense_dtype, dtype_name, require_arrays, require_flags, resolve, shape_text
 from .._common.choice import Choice, Gpu
 from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
@@ -30,6 +18,9 @@ from .formats import Format
 from .quantized import parts_gradients, unpacked
 from .rules import GROUPED_MULTIPLE, GroupedCase, choose_grouped, chosen
 from .upstream import upstream_dense
+
+if TYPE_CHECKING:
+    from .._common.arrays import Shape, StreamOrDevice
 
 
 class QuantizedExperts(NamedTuple):

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache, partial
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import mlx.core as mx
 
-from .._common.arrays import (
-    CACHED_SHAPES,
-    Shape,
-    StreamOrDevice,
-    cast,
-    dtype_name,
-    dtype_text,
-    promoted,
-    require_arrays,
-    resolve,
-    shape_text,
-)
+from .._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
 from .._common.choice import Choice, against_native
 from .._common.errors import WrongValue
 from .._operation import DirectCall, operation
+
+if TYPE_CHECKING:
+    from .._common.arrays import Shape, StreamOrDevice
 
 Activation = Literal["relu", "gelu_approx"]
 

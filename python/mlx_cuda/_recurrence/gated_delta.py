@@ -15,17 +15,9 @@ from .rules import Call, choose, floating, prepared
 
 @operation(RESULTS)
 def gated_delta(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    g: mx.array,
-    beta: mx.array,
-    *,
-    state: mx.array | None = None,
-    mask: mx.array | None = None,
-    cu_seqlens: mx.array | None = None,
-    stream: StreamOrDevice = None,
-) -> LinearAttentionCall:
+    q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, *, state: mx.array | None = None, mask: mx.array | None = None,
+    cu_seqlens: mx.array | None = None, stream: StreamOrDevice = None,
+) -> LinearAttentionCall:  # fmt: skip
     """The gated delta rule of "Gated Delta Networks" (arXiv:2412.06464), as Qwen 3 Next and Qwen 3.5 use it, token after token::
 
         S = g[t] * S

@@ -15,17 +15,9 @@ from .rules import Call, choose, floating, prepared
 
 @operation(RESULTS)
 def ssd(
-    x: mx.array,
-    dt: mx.array,
-    a: mx.array,
-    b: mx.array,
-    c: mx.array,
-    *,
-    d: mx.array | None = None,
-    state: mx.array | None = None,
-    mask: mx.array | None = None,
-    stream: StreamOrDevice = None,
-) -> LinearAttentionCall:
+    x: mx.array, dt: mx.array, a: mx.array, b: mx.array, c: mx.array, *, d: mx.array | None = None, state: mx.array | None = None,
+    mask: mx.array | None = None, stream: StreamOrDevice = None,
+) -> LinearAttentionCall:  # fmt: skip
     """The state space model of Mamba-2, "Transformers are SSMs" (arXiv:2405.21060), token after token::
 
         S = exp(dt[t] * a) * S + dt[t] * x[t] * b[t].T
