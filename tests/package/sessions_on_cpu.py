@@ -285,6 +285,12 @@ def replayed(decoding: Decoding, model: Model) -> Callable[[mx.array, list[Any]]
     return call
 
 
+def of_three(call: Callable[..., mx.array], model: Any, tokens: mx.array) -> tuple[list[Any], list[mx.array]]:
+    """A batch of three that has taken four steps, and their logits."""
+    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
+    return cache, [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+
+
 def joined(call: Callable[..., mx.array], model: Any, tokens: mx.array) -> tuple[list[Any], list[mx.array]]:
     """A batch of four, in which another's sequences go on that has them by itself as well; and the logits of both so far."""
     one, other = (merged(model, [tokens[i : i + 1, :n] for i, n in pair]) for pair in (((0, 5), (1, 3)), ((2, 8), (0, 4))))

@@ -20,7 +20,7 @@ from mlx_cuda._replay.errors import NotReplayed
 from mlx_cuda._replay.pool import Pool, held_by
 
 from ..gpu.decoding_model import BatchKVCache, BatchRotatingKVCache, KVCache, Model, RotatingKVCache, merged, of_changing_size
-from .sessions_on_cpu import Step, close, joined, replayed, set_both, words
+from .sessions_on_cpu import Step, close, joined, of_three, replayed, set_both, words
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -67,8 +67,7 @@ def test_a_batch_between_steps_of_its_own(decoding: Decoding, model: Model) -> N
     tokens = words(40)
     found = []
     for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
-        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+        cache, logits = of_three(call, model, tokens)
         for each in cache:
             each.trim(2)
         logits.append(call(tokens[:, 10:11], cache))
@@ -145,9 +144,7 @@ def test_one_conversation_still_has_one_offset(decoding: Decoding, model: Model)
 def test_batches_share_pages(decoding: Decoding, model: Model) -> None:
     """Sequences join and leave without a copy, and what they leave behind is used again."""
     tokens, call = words(64), replayed(decoding, model)
-    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-    for i in range(8, 12):
-        call(tokens[:, i : i + 1], cache)
+    cache, _ = of_three(call, model, tokens)
     pool = decoding.batches.pool
     assert pool is not None
     free = len(pool.regions[0].free)
@@ -199,9 +196,7 @@ def test_nothing_is_kept_of_batches_that_are_gone(decoding: Decoding, memory: bo
 
 def test_a_copy_of_a_batch_has_arrays_of_its_own(decoding: Decoding, model: Model) -> None:
     tokens, call = words(30), replayed(decoding, model)
-    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-    for i in range(8, 12):
-        call(tokens[:, i : i + 1], cache)
+    cache, _ = of_three(call, model, tokens)
     other = copy.deepcopy(cache)
     logits = [call(tokens[:, 12:13], each) for each in (cache, other)]
     assert close(*logits)
@@ -231,8 +226,7 @@ def test_a_sequence_that_has_read_nothing_joins(decoding: Decoding, model: Model
     """Its prompt is one token, and is read by its first step; others that were in its batch may have left arrays there."""
     tokens, found = words(40), []
     for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
-        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+        cache, logits = of_three(call, model, tokens)
         one = merged(model, [tokens[:1, :4]])
         for each in one:
             each.trim(4)
@@ -336,9 +330,7 @@ def test_pages_are_made_again_where_twice_as_many_have_no_room(decoding: Decodin
     tokens, call = words(40), replayed(decoding, model)
     decoding.batches._bytes = 1 << 60
     monkeypatch.setattr(mx, "get_active_memory", lambda: mx.get_memory_limit() - (1 << 26))
-    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-    for i in range(8, 12):
-        call(tokens[:, i : i + 1], cache)
+    cache, _ = of_three(call, model, tokens)
     assert sequences.is_in_pages(cache[0])
     assert 0 < decoding.batches.nbytes < 1 << 26
 
@@ -371,9 +363,7 @@ def test_fewer_pages_where_others_have_the_memory(decoding: Decoding, model: Mod
 
 def test_weights_that_moved_are_captured_again(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, call = words(40), replayed(decoding, model)
-    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-    for i in range(8, 12):
-        call(tokens[:, i : i + 1], cache)
+    cache, _ = of_three(call, model, tokens)
     pool, before = decoding.batches.pool, decoding.captured
     with monkeypatch.context() as patched:
         patched.setattr(Step, "moved", lambda _: True)
@@ -386,9 +376,7 @@ def test_weights_that_moved_are_captured_again(decoding: Decoding, model: Model,
 
 def test_a_batch_whose_further_sizes_differ_is_not_in_pages(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, call = words(40), replayed(decoding, model)
-    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-    for i in range(8, 12):
-        call(tokens[:, i : i + 1], cache)
+    cache, _ = of_three(call, model, tokens)
 
     def differs(*_: Any) -> None:
         raise NotReplayed("other logits")
@@ -420,8 +408,7 @@ def test_an_interrupt_leaves_a_batch_as_it_was(decoding: Decoding, model: Model,
     tokens, call = words(30), replayed(decoding, model)
     found = []
     for interrupted in (False, True):
-        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+        cache, logits = of_three(call, model, tokens)
         if interrupted:
             with monkeypatch.context() as patched:
                 patched.setattr(Step, "replay", interrupt)

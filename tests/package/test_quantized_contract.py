@@ -60,14 +60,7 @@ def test_every_form(form: Form, rows: tuple[int, ...], transpose: bool, dtype: m
     dtype=st.sampled_from(DTYPES),
     odd=st.sampled_from((1, 7, 33)),
 )
-def test_every_form_natively(
-    products: Products,
-    form: Form,
-    rows: tuple[int, ...],
-    transpose: bool,
-    dtype: mx.Dtype,
-    odd: int,
-) -> None:
+def test_every_form_natively(products: Products, form: Form, rows: tuple[int, ...], transpose: bool, dtype: mx.Dtype, odd: int) -> None:
     products.calls.clear()
     weights = drawn(form, (odd, 2 * form.group_size), dtype)
     x = random((*rows, weights.exact.shape[1 if transpose else 0]), dtype)

@@ -14,7 +14,7 @@ from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay import sequences, states, step
 
 from ..gpu.decoding_model import ArraysCache, Model, caches_of, merged, of_changing_size
-from .sessions_on_cpu import CaptureError, Step, close, joined, replayed, words
+from .sessions_on_cpu import CaptureError, Step, close, joined, of_three, replayed, words
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -70,8 +70,7 @@ def test_batches_take_turns(decoding: Decoding, model: Model) -> None:
 def test_what_is_given_away_stays_as_it_is(decoding: Decoding, model: Model) -> None:
     tokens, found = words(40), []
     for call in (as_it_is(model), replayed(decoding, model)):
-        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+        cache, logits = of_three(call, model, tokens)
         one, other = [each.extract(1) for each in cache], copy.deepcopy(cache)
         logits += [call(tokens[:, i : i + 1], cache) for i in range(12, 14)]
         last = [each.extract(2) for each in cache]
@@ -87,8 +86,7 @@ def test_copies_may_be_the_first_that_go_on(decoding: Decoding, model: Model) ->
     """And what two caches hold is each one's own."""
     tokens, found = words(40), []
     for call in (as_it_is(model), replayed(decoding, model)):
-        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+        cache, logits = of_three(call, model, tokens)
         one, other = copy.deepcopy(cache), copy.deepcopy(cache)
         for each in one:
             each.filter([2, 1])
@@ -120,8 +118,7 @@ def test_what_ends_while_states_are_put_in_order_loses_none(
         raise error
 
     for call in (as_it_is(model), replayed(decoding, model)):
-        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+        cache, logits = of_three(call, model, tokens)
         for each in cache:
             each.filter([2, 0, 1])
         with monkeypatch.context() as patched, contextlib.suppress(error):
@@ -133,15 +130,9 @@ def test_what_ends_while_states_are_put_in_order_loses_none(
     assert same(*found)
 
 
-def test_a_step_that_ends_after_it_has_run_does_not_run_twice(
-    decoding: Decoding,
-    model: Model,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_that_ends_after_it_has_run_does_not_run_twice(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, call = words(40), replayed(decoding, model)
-    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-    for i in range(8, 12):
-        call(tokens[:, i : i + 1], cache)
+    cache, _ = of_three(call, model, tokens)
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -157,8 +148,7 @@ def test_a_step_that_ends_after_it_has_run_does_not_run_twice(
 def test_a_read_or_changed_state_is_the_cache_s_own(decoding: Decoding, model: Model) -> None:
     tokens, found = words(40), []
     for call in (as_it_is(model), replayed(decoding, model)):
-        cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-        logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 12)]
+        cache, logits = of_three(call, model, tokens)
         cache[2][0] = cache[2][0] * 0.5
         logits += [call(tokens[:, i : i + 1], cache) for i in range(12, 16)]
         for each in cache:
@@ -167,11 +157,7 @@ def test_a_read_or_changed_state_is_the_cache_s_own(decoding: Decoding, model: M
     assert same(*found)
 
 
-def test_more_sequences_than_there_is_memory_for(
-    decoding: Decoding,
-    model: Model,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_more_sequences_than_there_is_memory_for(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "EXPECTED", 1)
     tokens, found = words(40), []
     for call in (as_it_is(model), replayed(decoding, model)):
@@ -185,11 +171,7 @@ def test_more_sequences_than_there_is_memory_for(
     assert decoding.batches.pool.states.most == 4
 
 
-def test_a_size_that_differs_leaves_the_states_as_they_were(
-    decoding: Decoding,
-    model: Model,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_size_that_differs_leaves_the_states_as_they_were(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = words(40)
 
     def two(call: Any) -> tuple[list[Any], list[mx.array]]:
@@ -215,24 +197,11 @@ def test_a_size_that_differs_leaves_the_states_as_they_were(
     assert decoding.batches.refused
 
 
-def of_three(call: Any, model: Model) -> list[Any]:
-    """A batch that has taken four steps."""
-    tokens = words(40)
-    cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
-    for i in range(8, 12):
-        call(tokens[:, i : i + 1], cache)
-    return cache
-
-
-def test_two_batches_in_pages_whose_common_size_differs(
-    decoding: Decoding,
-    model: Model,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_two_batches_in_pages_whose_common_size_differs(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have no arrays of their own to go back to."""
     found = []
     for call in (as_it_is(model), replayed(decoding, model)):
-        one, other = of_three(call, model), of_three(call, model)
+        one, other = (of_three(call, model, words(40))[0] for _ in range(2))
         for each, more in zip(one, other, strict=True):
             each.extend(more)
         found.append(one)
@@ -245,14 +214,10 @@ def test_two_batches_in_pages_whose_common_size_differs(
     assert decoding.batches.refused
 
 
-def test_a_batch_whose_way_out_of_pages_was_interrupted(
-    decoding: Decoding,
-    model: Model,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_batch_whose_way_out_of_pages_was_interrupted(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in pages again, and its states are not another batch's to write over."""
     tokens, call = words(40), replayed(decoding, model)
-    ours, second, theirs = of_three(call, model), of_three(call, model), of_three(as_it_is(model), model)
+    ours, second, theirs = (of_three(each, model, tokens)[0] for each in (call, call, as_it_is(model)))
     for each in ours + theirs:
         each.filter([2, 2, 0])
     left = [*range(len(ours))]
@@ -274,11 +239,7 @@ def test_a_batch_whose_way_out_of_pages_was_interrupted(
     assert close(call(tokens[:, 12:13], ours), model(tokens[:, 12:13], cache=theirs))
 
 
-def test_more_sequences_than_states_after_weights_have_moved(
-    decoding: Decoding,
-    model: Model,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_more_sequences_than_states_after_weights_have_moved(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "EXPECTED", 1)
     tokens, call = words(40), replayed(decoding, model)
     two = merged(model, [tokens[i : i + 1, :n] for i, n in ((0, 5), (2, 8))])
@@ -286,13 +247,13 @@ def test_more_sequences_than_states_after_weights_have_moved(
         call(tokens[:2, i : i + 1], two)
     with monkeypatch.context() as patched:
         patched.setattr(Step, "moved", lambda _: True)
-        of_three(call, model)
+        of_three(call, model, tokens)
     assert decoding.batches.pool is not None
     assert decoding.batches.pool.states.most == 4
 
 
 def test_what_is_given_away_leaves_its_pages_to_others(decoding: Decoding, model: Model) -> None:
-    cache = of_three(replayed(decoding, model), model)
+    cache, _ = of_three(replayed(decoding, model), model, words(40))
     pool = decoding.batches.pool
     assert pool is not None
     before = len(pool.regions[0].free)
@@ -319,9 +280,7 @@ def test_states_that_are_padded_are_not_in_pages(decoding: Decoding, model: Mode
 
 def test_a_replay_that_was_not_launched_leaves_the_states(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, call = words(40), replayed(decoding, model)
-    cache = merged(model, [tokens[i : i + 1, :length] for i, length in enumerate((5, 3, 8))])
-    for i in range(8, 12):
-        call(tokens[:, i : i + 1], cache)
+    cache, _ = of_three(call, model, tokens)
 
     def full(*_: Any) -> mx.array:
         raise CaptureError("out of memory")
