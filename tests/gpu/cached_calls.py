@@ -71,11 +71,12 @@ def assert_cached(watched: Watched, call: Call, times: int = 1) -> None:
     assert watched.looks == before
 
 
-def assert_right(call: Call) -> None:
-    """Whoever looks at it."""
-    expected = by_python(call)
+def assert_right(*calls: Call) -> None:
+    """In turn, whoever looks at them."""
+    expected = [by_python(call) for call in calls]
     for _ in range(2):
-        assert_same(listed(call()), expected)
+        for call, exact in zip(calls, expected, strict=True):
+            assert_same(listed(call()), exact)
 
 
 def arrays(rng: np.random.Generator, q_len: int, k_len: int, dtype: mx.Dtype = mx.bfloat16, batch: int = 3) -> Results:

@@ -53,10 +53,7 @@ def test_windows_at_the_ends_of_their_range(
     q, k, v = arrays(rng, q_len, 45, batch=2)
     sizes = [1, 2, q_len - 1, q_len, q_len + 1, 29, 30, 31, 32, 44, 45]
     calls = [partial(OURS.attention, q, k[:, :, :n], v[:, :, :n], window_size=window, mask=mask, scale=0.11) for n in sizes[::order] if n]
-    expected = [by_python(call) for call in calls]
-    for _ in range(2):
-        for call, exact in zip(calls, expected, strict=True):
-            assert_same(listed(call()), exact)
+    assert_right(*calls)
 
 
 def test_masks_of_a_growing_cache(rng: np.random.Generator, watched: Watched) -> None:

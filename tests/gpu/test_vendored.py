@@ -19,7 +19,7 @@ from benchmarks.vendored_parts import VERSIONS, part
 
 from .reference import Array
 from .support import host, normal, relative_error
-from .vendored_models import AUDIO, ROPES, VISION, forget_positions, make, prompt_with_picture
+from .vendored_models import AUDIO, ROPES, VISION, Tokenizer, forget_positions, make, prompt_with_picture
 
 pytestmark = pytest.mark.gpu
 
@@ -223,20 +223,6 @@ def test_a_model_of_mlx_vlm_generates(rng: np.random.Generator) -> None:
         said = [int(token) for token, _ in steps]
         assert decoding_of(inner).replayed > COUNT // 2, decoding_of(inner).reason
     best(inner, make_cache, prompt[0], said)
-
-
-class Criteria:
-    """When a request of mlx-vlm's generator stops: never."""
-
-    def __call__(self, token: int) -> bool:  # noqa: ARG002
-        return False
-
-    def add_eos_token_ids(self, tokens: Any) -> None:
-        """None is one."""
-
-
-class Tokenizer:
-    stopping_criteria = Criteria()
 
 
 @pytest.mark.parametrize("name", ["mlx_vlm.llama", "mlx_vlm.gemma3", "mlx_vlm.lfm2", *ROPES])

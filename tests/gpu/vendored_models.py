@@ -80,3 +80,16 @@ def make(name: str, dtype: mx.Dtype = mx.float32, **sizes: Any) -> Any:
     model.update(tree_map(lambda weight: weight.astype(dtype), model.parameters()))
     mx.eval(model.parameters())
     return model
+
+
+class Tokenizer:
+    """What mlx-vlm's generator asks of one: when to stop, which is never."""
+
+    class Criteria:
+        def __call__(self, token: int) -> bool:  # noqa: ARG002
+            return False
+
+        def add_eos_token_ids(self, tokens: Any) -> None:
+            """None does."""
+
+    stopping_criteria = Criteria()

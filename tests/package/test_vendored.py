@@ -19,7 +19,7 @@ from mlx_cuda._mlx_lm.models import Decoding
 
 from benchmarks.vendored_parts import VERSIONS, caches, part
 
-from ..gpu.vendored_models import AUDIO, ROPES, VISION, forget_positions, make, prompt_with_picture
+from ..gpu.vendored_models import AUDIO, ROPES, VISION, Tokenizer, forget_positions, make, prompt_with_picture
 from .sessions_on_cpu import close, set_both
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -251,19 +251,6 @@ def test_steps_for_drafts_leave_others_as_fast(patched: Callable[[Any], None], d
     for _ in range(4):
         model(WORDS[:1, :1], cache=cache)
     assert decoding.replayed > 1, decoding.reason
-
-
-class Tokenizer:
-    """What the generator asks of one: when to stop, which is never."""
-
-    class Criteria:
-        def __call__(self, token: int) -> bool:  # noqa: ARG002
-            return False
-
-        def add_eos_token_ids(self, tokens: Any) -> None:
-            """None does."""
-
-    stopping_criteria = Criteria()
 
 
 def tokens_of(generator: Any, embed: Callable[[mx.array], mx.array], wanted: int) -> list[list[int]]:
