@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from . import product_cases as cases
 from .product_cases import Case
-from .trials import DTYPES, Outcome, on_a_gpu, on_device
+from .trials import DTYPES, Outcome, judged, on_device
 
 OURS: Any = mlx_cuda
 
@@ -44,12 +44,7 @@ def _prepared(case: Case) -> tuple[str, Results]:
 
 
 def check(seed: int, *, most: int = cases.PRODUCTS) -> Outcome:
-    """Compute and judge one case; a failure shows it."""
-    case = cases.draw(seed, most=most)
-    outcome = compute(case)
-    wrong = cases.judge(case, outcome.engine, outcome.results, gpu=on_a_gpu())
-    assert not wrong, f"{'; '.join(wrong)}\n  {outcome.engine}: {case}"
-    return outcome
+    return judged(cases, compute, seed, most)
 
 
 def _dtype(case: Case, name: str) -> mx.Dtype:

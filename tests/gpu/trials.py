@@ -36,13 +36,17 @@ def compute(case: Case) -> Outcome:
     return {"dense": _dense, "varlen": _varlen, "paged": _paged}[case.kind](case, cases.inputs(case))
 
 
-def check(seed: int, *, most: int = cases.SCORES) -> Outcome:
-    """Compute and judge one case; a failure shows it."""
-    case = cases.draw(seed, most=most)
+def judged(of: Any, compute: Callable[[Any], Outcome], seed: int, most: int) -> Outcome:
+    """Compute and judge one of these cases; a failure shows it."""
+    case = of.draw(seed, most=most)
     outcome = compute(case)
-    wrong = cases.judge(case, outcome.engine, outcome.results, gpu=on_a_gpu())
+    wrong = of.judge(case, outcome.engine, outcome.results, gpu=on_a_gpu())
     assert not wrong, f"{'; '.join(wrong)}\n  {outcome.engine}: {case}"
     return outcome
+
+
+def check(seed: int, *, most: int = cases.SCORES) -> Outcome:
+    return judged(cases, compute, seed, most)
 
 
 def on_device(values: NDArray[Any], dtype: mx.Dtype) -> mx.array:
