@@ -202,7 +202,7 @@ class Session(stand_ins.Session):
 
             try:
                 return while_captured(Capture(self.step, max(self.groups) + self.apart), record)
-            except ValueError:  # as `begin_recording` does
+            except ValueError:  # as `begin_capture` does
                 fewer = Capture(self.step, max(self.groups) + self.apart)
                 fewer.more_masks = False
                 return while_captured(fewer, record)
