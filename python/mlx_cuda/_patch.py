@@ -182,10 +182,7 @@ def _put(functions: dict[Route, Callable[..., Any]]) -> Patched:
 
 
 def patch(
-    *,
-    kv_bits: Literal[4, 8, 16] | None = None,
-    kv_group_size: Literal[32, 64, 128] = 64,
-    batch_invariant: bool | None = None,
+    *, kv_bits: Literal[4, 8, 16] | None = None, kv_group_size: Literal[32, 64, 128] = 64, batch_invariant: bool | None = None
 ) -> Patched:
     """Route functions of MLX here wherever that is faster, for all of the process.
 

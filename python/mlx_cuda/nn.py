@@ -114,16 +114,9 @@ class QuantizedSwitchLinear(_Experts):
     """
 
     def __init__(
-        self,
-        input_dims: int,
-        output_dims: int,
-        num_experts: int,
-        bias: bool = True,
-        group_size: int | None = None,
-        bits: int | None = None,
-        mode: str = "affine",
-        global_scale: bool = False,
-    ) -> None:
+        self, input_dims: int, output_dims: int, num_experts: int, bias: bool = True, group_size: int | None = None,
+        bits: int | None = None, mode: str = "affine", global_scale: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()  # type: ignore[no-untyped-call]
         groups, widths = FORMATS.get(mode, ((64,), (4,)))  # mx.quantize says what is wrong with a mode
         self.group_size, self.bits, self.mode = group_size or groups[0], bits or widths[0], mode

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+from functools import cache
 
 import pytest
 
 from ci.matrix import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LONGEST, MOST_POSITIONS = 80, 6
 OF_OTHERS = {  # whose parameters are those of MLX's, or mlx-lm's
@@ -26,11 +23,11 @@ OF_OTHERS = {  # whose parameters are those of MLX's, or mlx-lm's
 }
 
 
-def functions(top: str) -> Iterator[tuple[str, ast.FunctionDef]]:
-    for path in (REPOSITORY / top).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.FunctionDef):
-                yield path.relative_to(REPOSITORY).as_posix(), node
+@cache
+def functions(top: str) -> list[tuple[str, ast.FunctionDef]]:
+    """With the paths of their files."""
+    trees = {path.relative_to(REPOSITORY).as_posix(): ast.parse(path.read_text("utf-8")) for path in (REPOSITORY / top).rglob("*.py")}
+    return [(path, node) for path, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
 
 def positions(function: ast.FunctionDef) -> int:

@@ -83,13 +83,9 @@ class Attended(NamedTuple):
 
 
 def bias_of(
-    q_len: int,
-    k_len: int,
-    *,
-    window: tuple[int, int] = (-1, -1),
-    starts: NDArray[np.int64] | None = None,
+    q_len: int, k_len: int, *, window: tuple[int, int] = (-1, -1), starts: NDArray[np.int64] | None = None,
     ends: NDArray[np.int64] | None = None,
-) -> Array:
+) -> Array:  # fmt: skip
     """0 for the keys that a query sees by its place and minus infinity for the others, ``[1 or B, 1, Tq, Tk]``."""
     end = np.array(k_len) if ends is None else ends[:, None, None, None]
     start = np.array(0) if starts is None else starts[:, None, None, None]

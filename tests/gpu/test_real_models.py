@@ -71,9 +71,7 @@ def results(request: pytest.FixtureRequest) -> Iterator[Callable[[tuple[str, str
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_a_patched_model_is_as_good_as_upstreams(
-    case: tuple[str, str, str],
-    results: Callable[[tuple[str, str, str]], dict[str, Any]],
-    record_property: Callable[[str, object], None],
+    case: tuple[str, str, str], results: Callable[[tuple[str, str, str]], dict[str, Any]], record_property: Callable[[str, object], None]
 ) -> None:
     name, _, part = case
     if reason := why_not(name):

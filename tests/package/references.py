@@ -109,13 +109,9 @@ def with_(arrays: list[mx.array], index: int, array: mx.array) -> list[mx.array]
 
 
 def seen(
-    q_len: int,
-    k_len: int,
-    *,
-    window: tuple[int, int] = (-1, -1),
-    starts: NDArray[np.int64] | None = None,
+    q_len: int, k_len: int, *, window: tuple[int, int] = (-1, -1), starts: NDArray[np.int64] | None = None,
     ends: NDArray[np.int64] | None = None,
-) -> NDArray[np.bool_]:
+) -> NDArray[np.bool_]:  # fmt: skip
     """Which keys each query sees, ``[B, 1, Tq, Tk]``, written out one by one."""
     ends = np.array([k_len]) if ends is None else ends
     starts = np.zeros(len(ends), int) if starts is None else starts

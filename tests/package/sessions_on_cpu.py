@@ -44,18 +44,29 @@ def native_module(**others: Any) -> Any:
     )
 
 
-class Step:
-    """What `Session` uses of src/decoding/capture/step.h, and `again`, which is given it."""
+class OneStep:
+    """Captured as one kernel, which no array outlives."""
 
     nodes = 1
     has_sums = False
+    shared: list[mx.array]
+
+    def owns(self, arrays: list[mx.array]) -> bool:
+        return len(arrays) == len(self.shared) and all(one is other for one, other in zip(arrays, self.shared, strict=True))
+
+    def has_arrays_left(self) -> bool:
+        return False
+
+
+class Step(OneStep):
+    """What `Session` uses of src/decoding/capture/step.h, and `again`, which is given it."""
 
     def __init__(self, tokens: mx.array, places: int, _: mx.Stream, pages: tuple[int, int] | None = None) -> None:
         self.batch = tokens.shape[0]
         self.pages = None if pages is None else mx.zeros((places, self.batch, pages[1]), mx.int32)
         self.given = tokens
         self.sequences = mx.zeros((places, 2, self.batch), mx.int32)
-        self.shared: list[mx.array] = []
+        self.shared = []
         self.again: Callable[[], mx.array] | None = None
         self.there = self.batch
 
@@ -141,13 +152,7 @@ class Step:
                 shared[..., count:, :] = 0
         mx.eval(self.shared)
 
-    def owns(self, arrays: list[mx.array]) -> bool:
-        return len(arrays) == len(self.shared) and all(one is other for one, other in zip(arrays, self.shared, strict=True))
-
     def moved(self) -> bool:
-        return False
-
-    def has_arrays_left(self) -> bool:
         return False
 
     def free(self) -> bool:
@@ -202,7 +207,7 @@ class Session(stand_ins.Session):
 
             try:
                 return while_captured(Capture(self.step, max(self.groups) + self.apart), record)
-            except ValueError:  # as `begin_recording` does
+            except ValueError:  # as `begin_capture` does
                 fewer = Capture(self.step, max(self.groups) + self.apart)
                 fewer.more_masks = False
                 return while_captured(fewer, record)

@@ -23,7 +23,7 @@ from mlx_cuda._replay import capture, watch
 from mlx_cuda._replay.kinds import Place
 
 from ..gpu.decoding_model import KVCache, RotatingKVCache
-from .sessions_on_cpu import leave_unloaded, native_module
+from .sessions_on_cpu import OneStep, leave_unloaded, native_module
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 CAPTURING = [str(Path(str(module.__file__)).parent) for module in (models, capture)]
@@ -49,15 +49,12 @@ class Model(nn.Module):  # type: ignore[misc]
         return mixed
 
 
-class Step:
+class Step(OneStep):
     """What `Session` uses of the native one, for that model."""
-
-    nodes = 1
-    has_sums = False
 
     def __init__(self, *_: Any) -> None:
         self.groups: list[int] = []
-        self.shared: list[mx.array] = []
+        self.shared = []
 
     def tokens(self) -> mx.array:
         return mx.zeros((1, 1), mx.int32)
@@ -92,14 +89,8 @@ class Step:
     def clear(self, rows: list[int]) -> None:
         pass
 
-    def owns(self, arrays: list[mx.array]) -> bool:
-        return len(arrays) == len(self.shared) and all(one is other for one, other in zip(arrays, self.shared, strict=True))
-
     def free(self) -> bool:
         return True
-
-    def has_arrays_left(self) -> bool:
-        return False
 
 
 @pytest.fixture(autouse=True)

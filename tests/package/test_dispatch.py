@@ -243,6 +243,7 @@ def test_pages(changed: dict[str, Any], page_size: int, engine: str, reason: str
         ("bfloat16", (2, 4), (128, 64), ""),
         ("float64", (2, 4), (128, 64), "our kernels compute float16, bfloat16, float32, not float64"),
         ("float32", (2, 0), (128, 64), "a dimension is 0"),
+        ("float16", (2, 4), (128, 0), "a dimension is 0"),
         ("float16", (2, 4), (128, 60), "the kernel takes head_dims that are a multiple of 8, not 60"),
     ],
 )

@@ -142,12 +142,7 @@ def test_dtypes_promote(natively: bool, request: pytest.FixtureRequest) -> None:
     ],
 )
 def test_empty(
-    natively: bool,
-    x: tuple[int, ...],
-    w: tuple[int, int],
-    transpose: bool,
-    shape: tuple[int, ...],
-    request: pytest.FixtureRequest,
+    natively: bool, x: tuple[int, ...], w: tuple[int, int], transpose: bool, shape: tuple[int, ...], request: pytest.FixtureRequest
 ) -> None:
     """For some of these MLX divides by zero."""
     if natively:

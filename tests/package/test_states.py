@@ -106,10 +106,7 @@ def test_copies_may_be_the_first_that_go_on(decoding: Decoding, model: Model) ->
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_what_ends_while_states_are_put_in_order_loses_none(
-    decoding: Decoding,
-    model: Model,
-    monkeypatch: pytest.MonkeyPatch,
-    error: type[BaseException],
+    decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     tokens = words(40)
     found: list[list[mx.array]] = []

@@ -75,20 +75,10 @@ def paged_attention(
 
 @operation(RESULTS, block_table=1)
 def paged_attention(
-    q: mx.array,
-    k_pages: mx.array,
-    v_pages: mx.array,
-    block_table: mx.array,
-    lengths: mx.array,
-    *,
-    scale: float | None = None,
-    window_size: int | None = None,
-    softcap: float | None = None,
-    sinks: mx.array | None = None,
-    return_lse: bool = False,
-    force_fused: bool = False,
-    stream: StreamOrDevice = None,
-) -> PagedCall:
+    q: mx.array, k_pages: mx.array, v_pages: mx.array, block_table: mx.array, lengths: mx.array, *, scale: float | None = None,
+    window_size: int | None = None, softcap: float | None = None, sinks: mx.array | None = None, return_lse: bool = False,
+    force_fused: bool = False, stream: StreamOrDevice = None,
+) -> PagedCall:  # fmt: skip
     """Causal :func:`attention` to a cache in pages: "PagedAttention" (arXiv:2309.06180).
 
     Args:

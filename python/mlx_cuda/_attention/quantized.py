@@ -111,25 +111,11 @@ def quantized_attention(
 
 
 def quantized_attention(
-    q: mx.array,
-    k: tuple[mx.array, ...],
-    v: tuple[mx.array, ...],
-    *,
-    group_size: int | None = None,
-    bits: int | None = None,
-    mode: str = "affine",
-    scale: float | None = None,
-    mask: str | mx.array | None = None,
-    window_size: Window = None,
-    softcap: float | None = None,
-    sinks: mx.array | None = None,
-    lengths: mx.array | None = None,
-    left_padding: mx.array | None = None,
-    block_table: mx.array | None = None,
-    return_lse: bool = False,
-    force_fused: bool = False,
-    stream: StreamOrDevice = None,
-) -> mx.array | tuple[mx.array, mx.array]:
+    q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...], *, group_size: int | None = None, bits: int | None = None,
+    mode: str = "affine", scale: float | None = None, mask: str | mx.array | None = None, window_size: Window = None,
+    softcap: float | None = None, sinks: mx.array | None = None, lengths: mx.array | None = None, left_padding: mx.array | None = None,
+    block_table: mx.array | None = None, return_lse: bool = False, force_fused: bool = False, stream: StreamOrDevice = None,
+) -> mx.array | tuple[mx.array, mx.array]:  # fmt: skip
     """:func:`attention` to keys and values as :func:`mlx.core.quantize` gives them: "KIVI" (arXiv:2402.02750) is about what they lose.
 
     Args:
@@ -172,26 +158,12 @@ def quantized_attention(
 
 @operation(RESULTS, k=2, k_scales=2, k_biases=2, v=2, v_scales=2, v_biases=2)
 def attend(
-    q: mx.array,
-    k: mx.array,
-    k_scales: mx.array,
-    v: mx.array,
-    v_scales: mx.array,
-    *,
-    k_biases: mx.array | None,
-    v_biases: mx.array | None,
-    group_size: int | None = None,
-    bits: int | None = None,
-    mode: str = "affine",
-    mask: str | mx.array | None = None,
-    window_size: Window = None,
-    lengths: mx.array | None = None,
-    left_padding: mx.array | None = None,
-    block_table: mx.array | None = None,
-    force_fused: bool = False,
-    stream: StreamOrDevice = None,
+    q: mx.array, k: mx.array, k_scales: mx.array, v: mx.array, v_scales: mx.array, *, k_biases: mx.array | None,
+    v_biases: mx.array | None, group_size: int | None = None, bits: int | None = None, mode: str = "affine",
+    mask: str | mx.array | None = None, window_size: Window = None, lengths: mx.array | None = None,
+    left_padding: mx.array | None = None, block_table: mx.array | None = None, force_fused: bool = False, stream: StreamOrDevice = None,
     **options: Any,
-) -> QuantizedAttentionCall:
+) -> QuantizedAttentionCall:  # fmt: skip
     """:func:`quantized_attention` to keys and values in their parts."""
     operation = "quantized_attention"
     on = resolve(stream)

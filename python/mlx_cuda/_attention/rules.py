@@ -138,7 +138,7 @@ def choose_paged(case: AttentionCase, page_size: int) -> Choice:
 def choose_update(dtype: str, sizes: tuple[int, ...], dims: tuple[int, int]) -> Choice:
     """The kernel that writes new keys and values into pages."""
     odd = next((dim for dim in dims if dim % 8), None)
-    against = against_native(dtype, sizes) or (f"the kernel takes head_dims that are a multiple of 8, not {odd}" if odd else "")
+    against = against_native(dtype, (*sizes, *dims)) or (f"the kernel takes head_dims that are a multiple of 8, not {odd}" if odd else "")
     return Choice("fallback", against) if against else Choice("fused", "keys and values in one pass, into the pages' memory")
 
 

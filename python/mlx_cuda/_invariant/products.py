@@ -152,12 +152,7 @@ def gathered_quantized(by: Callable[..., mx.array], without_indices: Callable[..
 
 
 def _by_pairs(
-    x: mx.array,
-    w: mx.array,
-    lhs: mx.array | None,
-    rhs: mx.array | None,
-    product: Callable[[mx.array, mx.array], mx.array],
-    alike: mx.array,
+    x: mx.array, w: mx.array, lhs: mx.array | None, rhs: mx.array | None, product: Callable[[mx.array, mx.array], mx.array], alike: mx.array
 ) -> mx.array:
     """The products of all pairs that the indices name, row by row. ``alike``: MLX's own, which has looked at the arguments."""
     if min(x.ndim, w.ndim) < 2:

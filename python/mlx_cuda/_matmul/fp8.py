@@ -49,15 +49,9 @@ class Fp8Call(Call[mx.array]):
 
 @operation()
 def fp8_matmul(
-    a: mx.array,
-    b: mx.array,
-    *,
-    scale_a: mx.array | None = None,
-    scale_b: mx.array | None = None,
-    bias: mx.array | None = None,
-    out_dtype: mx.Dtype = mx.bfloat16,
-    stream: StreamOrDevice = None,
-) -> Fp8Call:
+    a: mx.array, b: mx.array, *, scale_a: mx.array | None = None, scale_b: mx.array | None = None, bias: mx.array | None = None,
+    out_dtype: mx.Dtype = mx.bfloat16, stream: StreamOrDevice = None,
+) -> Fp8Call:  # fmt: skip
     """``(scale_a * a) @ (scale_b * b).T + bias`` of e4m3 numbers, in uint8 as :func:`mlx.core.to_fp8` gives them.
 
     Args:

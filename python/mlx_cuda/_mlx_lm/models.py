@@ -258,13 +258,7 @@ class Decoding:
         return at_once or count > 1 or first or (own.batches.records and own.batches.take(caches))
 
     def _record(
-        self,
-        model: Any,
-        function: Callable[..., Any],
-        tokens: mx.array,
-        caches: list[Any],
-        before: list[dict[str, Any]],
-        stream: mx.Stream,
+        self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], before: list[dict[str, Any]], stream: mx.Stream
     ) -> Any:
         """The step as it is, and the same captured for those that follow. ``before``: what the caches were."""
         earlier = [kind_of(cache).before(cache) for cache in caches]
@@ -426,14 +420,7 @@ def step_of(
 
 
 def _at_positions(
-    state: Decoding,
-    model: Any,
-    function: Callable[..., Any],
-    tokens: mx.array,
-    caches: list[Any],
-    rest: dict[str, Any],
-    *,
-    at_once: bool,
+    state: Decoding, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], rest: dict[str, Any], *, at_once: bool
 ) -> Any:
     """The same of a model that counts positions beside its caches."""
     given = rest.get(NAME)
