@@ -46,14 +46,14 @@ def limits_table() -> str:
     rows = [["GPU", "source", "small-M GEMM", "then MLX's", "MoE GEMV", "decode kernel", "chunked prefill", "additive masks"]]
     for gpu in gpus():
         limits, by = limits_of(gpu)
-        products = list(limits.products.values())
-        upstream = _range([each.upstream if each.upstream > each.half_precision else 0 for each in products])
+        gemms = list(limits.products.values())
+        upstream = _range([each.upstream if each.upstream > each.half_precision else 0 for each in gemms])
         rows.append([
             f"{gpu['title']} ({'.'.join(map(str, gpu['capability']))})",
             by,
-            _range([each.half_precision for each in products]),
+            _range([each.half_precision for each in gemms]),
             f"up to {upstream}" if upstream != "0" else "never",
-            _range([each.gathered for each in products]),
+            _range([each.gathered for each in gemms]),
             str(limits.attention.growing),
             limits.attention.chunks,
             limits.attention.additive,

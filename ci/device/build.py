@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from ..console import say
 from ..errors import CheckFailed
 from . import compilers, manifest, plan
 from .store import Store
@@ -125,7 +124,7 @@ def compile_all(todo: Sequence[Step], store: Store) -> None:
     killed: list[str] = []
     done = 0
     jobs = min(parallel(), len(todo))
-    say(f"device code: {len(todo)} steps, {jobs} at a time")
+    print(f"device code: {len(todo)} steps, {jobs} at a time", file=sys.stderr, flush=True)
     with ProcessPoolExecutor(jobs, initializer=_begin_worker) as pool:
         try:
             while waiting or running:
@@ -147,7 +146,7 @@ def compile_all(todo: Sequence[Step], store: Store) -> None:
                         failures.append(f"{step.title}: {error}")
                     else:
                         done += 1
-                        say(f"[{done:>{len(str(len(todo)))}}/{len(todo)}] {step.title} {seconds:.1f} s")
+                        print(f"[{done:>{len(str(len(todo)))}}/{len(todo)}] {step.title} {seconds:.1f} s", file=sys.stderr, flush=True)
         except BrokenProcessPool:  # noticed before the next step could begin
             killed += [step.title for step in running.values()]
         except BaseException:
