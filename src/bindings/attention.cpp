@@ -14,7 +14,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -38,7 +37,7 @@ Arrays run_decode(
     const mx::array& v,
     nb::handle options,
     const mx::Stream& stream,
-    const std::optional<mx::array>& block_table) {
+    const MaybeArray& block_table) {
   AttentionArrays in = arrays_of(q, k, v, options);
   in.table = block_table;
   return decode_attention(in, options_of(options), stream);
@@ -58,16 +57,25 @@ Arrays run_varlen(
 }
 
 // A cache's keys or values, and how both are quantised.
-using Packed = std::tuple<mx::array, mx::array, std::optional<mx::array>>;
+using Packed = std::tuple<mx::array, mx::array, MaybeArray>;
 using Form = std::tuple<int, int, std::string>;
 
-std::pair<AttentionArrays, QuantizedCache> quantized_call(
+std::string quantized_kernel_name(
+    const AttentionArrays& in, const QuantizedCache& cache, const AttentionOptions& options, const mx::Stream& stream) {
+  mx::cu::device(stream.device).make_current();
+  return quantized_attention_kernel(in, cache, options);
+}
+
+// Of quantized_attention and of what is asked of it.
+template <auto function>
+auto run_quantized(
     const mx::array& q,
     const Packed& k,
     const Packed& v,
     const Form& form,
     nb::handle options,
-    const std::optional<mx::array>& block_table) {
+    const mx::Stream& stream,
+    const MaybeArray& block_table) {
   const auto& [group_size, bits, mode] = form;
   auto weights = [&](const Packed& of) -> QuantizedWeights {
     const auto& [w, scales, biases] = of;
@@ -75,32 +83,7 @@ std::pair<AttentionArrays, QuantizedCache> quantized_call(
   };
   AttentionArrays in = arrays_of(q, std::get<0>(k), std::get<0>(v), options);
   in.table = block_table;
-  return {in, {weights(k), weights(v)}};
-}
-
-Arrays run_quantized(
-    const mx::array& q,
-    const Packed& k,
-    const Packed& v,
-    const Form& form,
-    nb::handle options,
-    const mx::Stream& stream,
-    const std::optional<mx::array>& block_table) {
-  const auto [in, cache] = quantized_call(q, k, v, form, options, block_table);
-  return quantized_attention(in, cache, options_of(options), stream);
-}
-
-std::string quantized_kernel_name(
-    const mx::array& q,
-    const Packed& k,
-    const Packed& v,
-    const Form& form,
-    nb::handle options,
-    const mx::Stream& stream,
-    const std::optional<mx::array>& block_table) {
-  mx::cu::device(stream.device).make_current();
-  const auto [in, cache] = quantized_call(q, k, v, form, options, block_table);
-  return quantized_attention_kernel(in, cache, options_of(options));
+  return function(in, {weights(k), weights(v)}, options_of(options), stream);
 }
 
 // Of the engines "decode" and "flash".
@@ -124,10 +107,10 @@ void bind_attention(nb::module_& m) {
       "Why cuDNN does not take these shapes; empty when it does.");
   m.def("decode_attention", &run_decode, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a, "block_table"_a.none() = nb::none());
   m.def(
-      "quantized_attention", &run_quantized, "q"_a, "k"_a, "v"_a, "form"_a, "options"_a, "stream"_a,
+      "quantized_attention", &run_quantized<quantized_attention>, "q"_a, "k"_a, "v"_a, "form"_a, "options"_a, "stream"_a,
       "block_table"_a.none() = nb::none());
   m.def(
-      "quantized_attention_kernel", &quantized_kernel_name, "q"_a, "k"_a, "v"_a, "form"_a, "options"_a, "stream"_a,
+      "quantized_attention_kernel", &run_quantized<quantized_kernel_name>, "q"_a, "k"_a, "v"_a, "form"_a, "options"_a, "stream"_a,
       "block_table"_a.none() = nb::none());
   m.def("flash_attention", &run<flash_attention>, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a);
   m.def("flash_varlen", &run_varlen, "q"_a, "k"_a, "v"_a, "cu_q"_a, "cu_k"_a, "max_q"_a, "max_k"_a, "options"_a, "stream"_a);

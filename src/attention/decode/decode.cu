@@ -277,7 +277,7 @@ __device__ inline void decode(const DecodeParams& p) {
       (TEAM ? mlx_cuda::NarrowTraits{D}.team_warps() : mlx_cuda::NarrowTraits{D}.solo_warps()) * 32, 1) \
       name(const __grid_constant__ mlx_cuda::DecodeParams params) {                                     \
     mlx_cuda::begin_pdl();                                                                              \
-    MLX_CUDA_SM80(mlx_cuda::decode<mlx_cuda::types::dtype, D, TEAM, KEYS>(params))                      \
+    mlx_cuda::decode<mlx_cuda::types::dtype, D, TEAM, KEYS>(params);                                    \
   }
 #define MLX_CUDA_DECODE_MERGE(name, dtype)                                                                         \
   extern "C" __global__ void __launch_bounds__(1024) name(const __grid_constant__ mlx_cuda::DecodeParams params) { \

@@ -119,6 +119,6 @@ __device__ inline void direct(const DecodeParams& p) {
   extern "C" __global__ void __launch_bounds__(                                             \
       mlx_cuda::DirectTraits::kMostWarps * 32, mlx_cuda::DirectTraits{D}.resident_blocks()) \
       name(const __grid_constant__ mlx_cuda::DecodeParams params) {                         \
-    MLX_CUDA_SM80(mlx_cuda::direct<mlx_cuda::types::dtype, D, MASKED>(params))              \
+    mlx_cuda::direct<mlx_cuda::types::dtype, D, MASKED>(params);                            \
   }
 MLX_CUDA_DIRECT_KERNELS(MLX_CUDA_DIRECT)

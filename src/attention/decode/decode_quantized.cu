@@ -394,11 +394,11 @@ struct FormatOf<true, 8> {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_DECODE_QUANTIZED(name, dtype, D, FLOATS, BITS)                                                          \
-  extern "C" __global__ void __launch_bounds__(                                                                          \
-      mlx_cuda::QuantizedTraits::kMostWarps * 32,                                                                        \
-      mlx_cuda::QuantizedTraits{D, mlx_cuda::FormatOf<FLOATS, BITS>::Type::kBits}.resident_blocks())                     \
-      name(const __grid_constant__ mlx_cuda::QuantizedParams params) {                                                   \
-    MLX_CUDA_SM80(mlx_cuda::decode_quantized<mlx_cuda::types::dtype, D, mlx_cuda::FormatOf<FLOATS, BITS>::Type>(params)) \
+#define MLX_CUDA_DECODE_QUANTIZED(name, dtype, D, FLOATS, BITS)                                            \
+  extern "C" __global__ void __launch_bounds__(                                                            \
+      mlx_cuda::QuantizedTraits::kMostWarps * 32,                                                          \
+      mlx_cuda::QuantizedTraits{D, mlx_cuda::FormatOf<FLOATS, BITS>::Type::kBits}.resident_blocks())       \
+      name(const __grid_constant__ mlx_cuda::QuantizedParams params) {                                     \
+    mlx_cuda::decode_quantized<mlx_cuda::types::dtype, D, mlx_cuda::FormatOf<FLOATS, BITS>::Type>(params); \
   }
 MLX_CUDA_DECODE_QUANTIZED_KERNELS(MLX_CUDA_DECODE_QUANTIZED)

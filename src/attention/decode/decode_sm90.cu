@@ -352,7 +352,4 @@ __device__ inline void decode(const DecodeParams& p, const TensorMap* k_map, con
     mlx_cuda::begin_pdl();                                                                                     \
     mlx_cuda::decode<mlx_cuda::types::dtype, D>(params, &keys, &values);                                       \
   }
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
 MLX_CUDA_DECODE_SM90_KERNELS(MLX_CUDA_DECODE_SM90)
-#endif

@@ -335,9 +335,9 @@ __device__ inline void decode_wide(const DecodeParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_WIDE(name, dtype, ROWS, SHARED)                                            \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kWarps * 32, 1)                    \
-      name(const __grid_constant__ mlx_cuda::DecodeParams params) {                         \
-    MLX_CUDA_SM80(mlx_cuda::decode_wide<mlx_cuda::types::dtype, ROWS / 16, SHARED>(params)) \
+#define MLX_CUDA_WIDE(name, dtype, ROWS, SHARED)                              \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::kWarps * 32, 1)      \
+      name(const __grid_constant__ mlx_cuda::DecodeParams params) {           \
+    mlx_cuda::decode_wide<mlx_cuda::types::dtype, ROWS / 16, SHARED>(params); \
   }
 MLX_CUDA_WIDE_KERNELS(MLX_CUDA_WIDE)

@@ -9,13 +9,6 @@
 #include "device/reduce.cuh"
 #include "device/vector.cuh"
 
-// The body of a kernel for mma.m16n8k16, which needs sm_80; elsewhere it is never launched.
-#if __CUDA_ARCH__ >= 800
-#define MLX_CUDA_SM80(...) __VA_ARGS__;
-#else
-#define MLX_CUDA_SM80(...) __trap();
-#endif
-
 namespace mlx_cuda {
 
 // The head and query of a row.

@@ -35,17 +35,11 @@ __device__ inline void flash(const FlashParams& p) {
 
 }  // namespace mlx_cuda
 
-#if __CUDA_ARCH__ >= 800
-#define MLX_CUDA_FLASH_BODY(...) mlx_cuda::flash<__VA_ARGS__>(params);
-#else
-#define MLX_CUDA_FLASH_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
-#endif
-
 #define MLX_CUDA_FLASH_KERNEL(name, dtype, ...)                                             \
   constexpr mlx_cuda::FlashShape name##_shape{__VA_ARGS__};                                 \
   extern "C" __global__ void __launch_bounds__(name##_shape.threads(), name##_shape.blocks) \
       name(const __grid_constant__ mlx_cuda::FlashParams params) {                          \
-    MLX_CUDA_FLASH_BODY(mlx_cuda::types::dtype, name##_shape)                               \
+    mlx_cuda::flash<mlx_cuda::types::dtype, name##_shape>(params);                          \
   }
 #define MLX_CUDA_FLASH_NONE(...)
 

@@ -137,7 +137,4 @@ __device__ inline void flash(const FlashParams& p, const Maps& maps) {
 #define MLX_CUDA_FLASH_BIAS_capped nullptr
 #define MLX_CUDA_FLASH_BIAS_general nullptr
 #define MLX_CUDA_FLASH_BIAS_biased &bias
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
 MLX_CUDA_FLASH_SM90_KERNELS(MLX_CUDA_FLASH_KERNEL)
-#endif

@@ -310,7 +310,6 @@ __device__ inline void quantize_tensor(
 
 }  // namespace mlx_cuda
 
-#if __CUDA_ARCH__ >= 890  // what has products of these numbers, and the conversion
 #define MLX_CUDA_FP8_KERNEL extern "C" __global__ void __launch_bounds__(mlx_cuda::kThreads)
 
 #define MLX_CUDA_fp8_rows(name, T, N)                                                      \
@@ -340,4 +339,3 @@ __device__ inline void quantize_tensor(
 #define MLX_CUDA_FP8(name, dtype, VECTOR, kernel) \
   MLX_CUDA_##kernel(name, mlx_cuda::types::dtype, (VECTOR ? 16 / sizeof(mlx_cuda::types::dtype) : 1))
 MLX_CUDA_FP8_KERNELS(MLX_CUDA_FP8)
-#endif

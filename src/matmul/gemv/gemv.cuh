@@ -472,14 +472,8 @@ class GemvKernel {
 
 }  // namespace mlx_cuda
 
-#if __CUDA_ARCH__ >= 800
-#define MLX_CUDA_GEMV_BODY(...) mlx_cuda::GemvKernel<__VA_ARGS__>(params).run();
-#else
-#define MLX_CUDA_GEMV_BODY(...) __trap();  // never launched: tensor cores have bfloat16 and cp.async from sm_80 on
-#endif
-
 #define MLX_CUDA_GEMV(name, ...)                                                         \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::GemvParams::kMostWarps * 32, 2) \
       name(const __grid_constant__ mlx_cuda::GemvParams params) {                        \
-    MLX_CUDA_GEMV_BODY(__VA_ARGS__)                                                      \
+    mlx_cuda::GemvKernel<__VA_ARGS__>(params).run();                                     \
   }

@@ -210,7 +210,4 @@ __device__ inline void grouped_gradient(const GroupedGradientParams& p) {
     mlx_cuda::grouped_gradient<mlx_cuda::types::dtype>(params);                    \
   }
 
-// sm_75 has neither cp.async nor products of bfloat16, Hopper kernels of its own.
-#if __CUDA_ARCH__ >= 800 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 MLX_CUDA_GROUPED_KERNELS(MLX_CUDA_GROUPED, MLX_CUDA_GROUPED_GRADIENT)
-#endif

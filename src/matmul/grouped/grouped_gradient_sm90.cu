@@ -188,7 +188,4 @@ __device__ inline void grouped_gradient(const GroupedGradientParams& p, const Te
       const __grid_constant__ mlx_cuda::TensorMap y) {                                                               \
     mlx_cuda::grouped_gradient<mlx_cuda::types::dtype>(params, &x, &y);                                              \
   }
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
 MLX_CUDA_GROUPED_GRADIENT_KERNELS(MLX_CUDA_GROUPED_GRADIENT)
-#endif

@@ -71,7 +71,4 @@ __device__ inline void grouped(const GroupedParams& p, const Maps& maps) {
       const __grid_constant__ mlx_cuda::TensorMap few_x, const __grid_constant__ mlx_cuda::TensorMap weights) {           \
     mlx_cuda::grouped<mlx_cuda::types::dtype, COLUMNS, STAGES, TRANSPOSED>(params, mlx_cuda::Maps{&x, &few_x, &weights}); \
   }
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
 MLX_CUDA_GROUPED_SM90_KERNELS(MLX_CUDA_GROUPED_SM90)
-#endif

@@ -70,15 +70,9 @@ __device__ inline void dequantize(const DequantizeParams& p) {
 
 }  // namespace mlx_cuda
 
-#if __CUDA_ARCH__ >= 800
-#define MLX_CUDA_DEQUANTIZE_BODY(...) mlx_cuda::dequantize<__VA_ARGS__>(params);
-#else
-#define MLX_CUDA_DEQUANTIZE_BODY(...) __trap();  // never launched: the arithmetic of bfloat16 needs sm_80
-#endif
-
 #define MLX_CUDA_DEQUANTIZE(name, dtype, format)                                     \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::DequantizeParams::kThreads) \
       name(const __grid_constant__ mlx_cuda::DequantizeParams params) {              \
-    MLX_CUDA_DEQUANTIZE_BODY(mlx_cuda::formats::format, mlx_cuda::types::dtype)      \
+    mlx_cuda::dequantize<mlx_cuda::formats::format, mlx_cuda::types::dtype>(params); \
   }
 MLX_CUDA_DEQUANTIZE_KERNELS(MLX_CUDA_DEQUANTIZE)

@@ -262,7 +262,4 @@ __device__ inline void grouped_quantized(const GroupedQuantizedParams& p, const 
       const __grid_constant__ mlx_cuda::TensorMap few_x) {                                                            \
     mlx_cuda::grouped_quantized<mlx_cuda::formats::format, mlx_cuda::types::dtype>(params, &x, &few_x);               \
   }
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
 MLX_CUDA_GROUPED_QUANTIZED_KERNELS(MLX_CUDA_GROUPED_QUANTIZED)
-#endif

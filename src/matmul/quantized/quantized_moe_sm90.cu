@@ -471,7 +471,4 @@ __device__ inline void moe(const MoeParams& p) {
       name(const __grid_constant__ mlx_cuda::MoeParams params) {                                                   \
     mlx_cuda::moe<mlx_cuda::SmallMSteps<mlx_cuda::formats::format, mlx_cuda::types::dtype>>(params);               \
   }
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
 MLX_CUDA_MOE_KERNELS(MLX_CUDA_MOE)
-#endif

@@ -187,16 +187,10 @@ __device__ inline void merge(const float* partial, T* out, long long size, int s
 
 }  // namespace mlx_cuda
 
-#if __CUDA_ARCH__ >= 800
-#define MLX_CUDA_PLAIN_BODY(...) mlx_cuda::__VA_ARGS__(params);
-#else
-#define MLX_CUDA_PLAIN_BODY(...) __trap();  // never launched: the arithmetic of bfloat16 needs sm_80
-#endif
-
 #define MLX_CUDA_PLAIN_KERNEL(name, ...)                                        \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::PlainKernel::kThreads) \
       name(const __grid_constant__ mlx_cuda::SplitKParams params) {             \
-    MLX_CUDA_PLAIN_BODY(__VA_ARGS__)                                            \
+    mlx_cuda::__VA_ARGS__(params);                                              \
   }
 #define MLX_CUDA_TRANSPOSED(name, dtype, format, rows) \
   MLX_CUDA_PLAIN_KERNEL(name, plain_transposed<mlx_cuda::formats::format, mlx_cuda::types::dtype, rows>)

@@ -435,7 +435,4 @@ __device__ inline void multiply(const QuantizedSm90Params& p) {
       name(const __grid_constant__ mlx_cuda::QuantizedSm90Params params) {               \
     mlx_cuda::multiply<mlx_cuda::formats::format, mlx_cuda::types::dtype, rows>(params); \
   }
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // what it is made of exists there only
 MLX_CUDA_QUANTIZED_SM90_KERNELS(MLX_CUDA_SM90_ORDER, MLX_CUDA_SM90)
-#endif

@@ -369,16 +369,10 @@ __device__ inline void small_m(const SmallMParams& p) {
 
 }  // namespace mlx_cuda
 
-#if __CUDA_ARCH__ >= 800
-#define MLX_CUDA_SMALL_M_BODY(...) mlx_cuda::small_m<mlx_cuda::SmallMTraits<__VA_ARGS__>>(params);
-#else
-#define MLX_CUDA_SMALL_M_BODY(...) __trap();  // never launched: mma.m16n8k16 needs sm_80
-#endif
-
-#define MLX_CUDA_SMALL_M(name, dtype, format, row_tiles)                                \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::SmallMParams::kMostThreads, 1) \
-      name(const __grid_constant__ mlx_cuda::SmallMParams params) {                     \
-    MLX_CUDA_SMALL_M_BODY(mlx_cuda::formats::format, mlx_cuda::types::dtype, row_tiles) \
+#define MLX_CUDA_SMALL_M(name, dtype, format, row_tiles)                                                             \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::SmallMParams::kMostThreads, 1)                              \
+      name(const __grid_constant__ mlx_cuda::SmallMParams params) {                                                  \
+    mlx_cuda::small_m<mlx_cuda::SmallMTraits<mlx_cuda::formats::format, mlx_cuda::types::dtype, row_tiles>>(params); \
   }
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
