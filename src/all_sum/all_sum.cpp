@@ -100,7 +100,7 @@ std::string all_sum_refusal(const mx::array& x, const mx::distributed::Group& gr
   return everywhere.empty() ? refusal_by_gpu(x, group.size(), compute_capability()) : everywhere;
 }
 
-std::optional<mx::array> all_sum(const mx::array& x, const mx::distributed::Group& group, const mx::Stream& stream) {
+MaybeArray all_sum(const mx::array& x, const mx::distributed::Group& group, const mx::Stream& stream) {
   if (!refusal_everywhere(x, group).empty()) {
     return std::nullopt;
   }
@@ -116,8 +116,7 @@ std::shared_ptr<const Peers> peers_of_sum(const mx::Primitive& primitive) {
   return sum ? sum->peers() : nullptr;
 }
 
-void encode_all_sum(
-    const Peers& peers, const mx::array& x, const std::optional<mx::array>& added, mx::array& out, const mx::Stream& stream) {
+void encode_all_sum(const Peers& peers, const mx::array& x, const MaybeArray& added, mx::array& out, const mx::Stream& stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   const bool in_place = x.is_donatable() && x.flags().row_contiguous && on_16_bytes(x);  // before `given` holds it too
   const mx::array given = contiguous_on_16_bytes(x, encoder, stream);

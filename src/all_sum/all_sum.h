@@ -8,7 +8,6 @@
 #include <mlx/stream.h>
 
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 
@@ -18,14 +17,13 @@ namespace mlx_cuda {
 std::string all_sum_refusal(const mx::array& x, const mx::distributed::Group& group);
 
 // As mx::distributed::all_sum; none where that is to do it. The first call for a group and stream is collective (peers.h).
-std::optional<mx::array> all_sum(const mx::array& x, const mx::distributed::Group& group, const mx::Stream& stream);
+MaybeArray all_sum(const mx::array& x, const mx::distributed::Group& group, const mx::Stream& stream);
 
 // The memory that a primitive sums up by, if it is one of those.
 std::shared_ptr<const Peers> peers_of_sum(const mx::Primitive& primitive);
 
 // out = the sum of x, + added.
-void encode_all_sum(
-    const Peers& peers, const mx::array& x, const std::optional<mx::array>& added, mx::array& out, const mx::Stream& stream);
+void encode_all_sum(const Peers& peers, const mx::array& x, const MaybeArray& added, mx::array& out, const mx::Stream& stream);
 
 // Launches what a stream has, and has what comes next on it leave the others alone: a sum is x itself, until that is taken back. So
 // a captured step, and what it is compared with, run whatever the other processes do. Nothing happens where there are no groups.

@@ -6,7 +6,6 @@
 #include <mlx/stream.h>
 
 #include <array>
-#include <optional>
 
 namespace mlx_cuda {
 
@@ -29,14 +28,14 @@ struct AttentionOptions {
 };
 
 struct AttentionArrays {
-  mx::array q;                        // [B, H, Tq, D]
-  mx::array k;                        // [B, Hkv, Tk, D]
-  mx::array v;                        // [B, Hkv, Tk, Dv]
-  std::optional<mx::array> table{};   // int32 [B, n]: k and v are pages (decode/primitive.h)
-  std::optional<mx::array> mask{};    // bool or of q's dtype, with the shape [B, H, Tq, Tk] (broadcast views are read in place)
-  std::optional<mx::array> starts{};  // int32 [B]: the first key of each batch entry
-  std::optional<mx::array> ends{};    // int32 [B]: the key after its last; queries are the last ones before it
-  std::optional<mx::array> sinks{};   // of q's dtype [H]
+  mx::array q;          // [B, H, Tq, D]
+  mx::array k;          // [B, Hkv, Tk, D]
+  mx::array v;          // [B, Hkv, Tk, Dv]
+  MaybeArray table{};   // int32 [B, n]: k and v are pages (decode/primitive.h)
+  MaybeArray mask{};    // bool or of q's dtype, with the shape [B, H, Tq, Tk] (broadcast views are read in place)
+  MaybeArray starts{};  // int32 [B]: the first key of each batch entry
+  MaybeArray ends{};    // int32 [B]: the key after its last; queries are the last ones before it
+  MaybeArray sinks{};   // of q's dtype [H]
 };
 
 // Those that there may be, in the order of a primitive's inputs.

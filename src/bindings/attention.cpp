@@ -14,7 +14,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -38,7 +37,7 @@ Arrays run_decode(
     const mx::array& v,
     nb::handle options,
     const mx::Stream& stream,
-    const std::optional<mx::array>& block_table) {
+    const MaybeArray& block_table) {
   AttentionArrays in = arrays_of(q, k, v, options);
   in.table = block_table;
   return decode_attention(in, options_of(options), stream);
@@ -58,7 +57,7 @@ Arrays run_varlen(
 }
 
 // A cache's keys or values, and how both are quantised.
-using Packed = std::tuple<mx::array, mx::array, std::optional<mx::array>>;
+using Packed = std::tuple<mx::array, mx::array, MaybeArray>;
 using Form = std::tuple<int, int, std::string>;
 
 std::string quantized_kernel_name(
@@ -76,7 +75,7 @@ auto run_quantized(
     const Form& form,
     nb::handle options,
     const mx::Stream& stream,
-    const std::optional<mx::array>& block_table) {
+    const MaybeArray& block_table) {
   const auto& [group_size, bits, mode] = form;
   auto weights = [&](const Packed& of) -> QuantizedWeights {
     const auto& [w, scales, biases] = of;

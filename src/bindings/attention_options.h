@@ -26,7 +26,7 @@ inline AttentionOptions options_of(nanobind::handle python) {
 }
 
 inline AttentionArrays arrays_of(const mx::array& q, const mx::array& k, const mx::array& v, nanobind::handle python) {
-  auto array = [&](const char* name) { return nanobind::cast<std::optional<mx::array>>(python.attr(name)); };
+  auto array = [&](const char* name) { return nanobind::cast<MaybeArray>(python.attr(name)); };
   return {
       .q = q,
       .k = k,

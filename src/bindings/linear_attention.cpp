@@ -7,7 +7,6 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
-#include <optional>
 #include <utility>
 
 namespace mlx_cuda {
@@ -16,8 +15,6 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace {
-
-using MaybeArray = std::optional<mx::array>;
 
 std::pair<mx::array, mx::array> run(const LinearAttention& in, bool delta, bool chunked, const mx::Stream& stream) {
   return linear_attention(in, {delta, chunked}, stream);

@@ -29,8 +29,6 @@ using namespace nb::literals;
 
 namespace {
 
-using MaybeArray = std::optional<mx::array>;
-
 mx::array run_dequantize(
     const mx::array& w,
     const mx::array& scales,

@@ -15,13 +15,13 @@ struct Way {
 };
 
 struct LinearAttention {
-  mx::array q, k;                    // [B, T, Hk, Dk]
-  mx::array v;                       // [B, T, Hv, Dv], of the same dtype
-  mx::array g;                       // [B, T, Hv], or [B, T, Hv, Dk] with the delta rule
-  mx::array beta;                    // [B, T, Hv]
-  std::optional<mx::array> state;    // float32 [B, Hv, Dv, Dk]
-  std::optional<mx::array> mask;     // bool [B, T]
-  std::optional<mx::array> offsets;  // int32 [sequences + 1]: then B is 1, and the state's first dimension the sequences
+  mx::array q, k;      // [B, T, Hk, Dk]
+  mx::array v;         // [B, T, Hv, Dv], of the same dtype
+  mx::array g;         // [B, T, Hv], or [B, T, Hv, Dk] with the delta rule
+  mx::array beta;      // [B, T, Hv]
+  MaybeArray state;    // float32 [B, Hv, Dv, Dk]
+  MaybeArray mask;     // bool [B, T]
+  MaybeArray offsets;  // int32 [sequences + 1]: then B is 1, and the state's first dimension the sequences
 };
 
 // y like v, and the state after the last token. Dk is a multiple of 8 up to 256, and there is at least one token; floats of 16 or

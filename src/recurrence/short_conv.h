@@ -3,7 +3,6 @@
 
 #include "runtime/fused.h"
 
-#include <optional>
 #include <utility>
 
 namespace mlx_cuda {
@@ -11,11 +10,11 @@ namespace mlx_cuda {
 // Floats of 16 bits, all of one dtype. One token: an even number of channels, and 2 to 8 taps. More: a multiple of 8 channels, and
 // 3 or 4 taps.
 struct ShortConv {
-  mx::array x;                     // [batch, length, channels]
-  mx::array weight;                // [channels, taps, 1]
-  std::optional<mx::array> bias;   // [channels]
-  std::optional<mx::array> state;  // [batch, taps - 1, channels]: the rows before; default zeros
-  bool padded = true;              // otherwise the rows before are the first of x, and have no result
+  mx::array x;         // [batch, length, channels]
+  mx::array weight;    // [channels, taps, 1]
+  MaybeArray bias;     // [channels]
+  MaybeArray state;    // [batch, taps - 1, channels]: the rows before; default zeros
+  bool padded = true;  // otherwise the rows before are the first of x, and have no result
 };
 
 // The result, [batch, tokens, channels], and the last rows: the next state.

@@ -3,6 +3,7 @@
 
 #include <mlx/array.h>
 
+#include <optional>
 #include <vector>
 
 namespace mlx::core::cu {
@@ -15,5 +16,6 @@ namespace mx = mlx::core;
 
 using mx::cu::CommandEncoder;
 using Arrays = std::vector<mx::array>;
+using MaybeArray = std::optional<mx::array>;
 
 }  // namespace mlx_cuda

@@ -6,7 +6,6 @@
 #include <mlx/backend/cuda/device.h>
 #include <mlx/backend/cuda/utils.h>
 
-#include <optional>
 #include <type_traits>
 
 namespace mlx_cuda {
@@ -24,7 +23,7 @@ class KernelNode {
   }
   // Null where there is none.
   template <typename T = void>
-  auto reads(const std::optional<mx::array>& in) {
+  auto reads(const MaybeArray& in) {
     return in ? reads<T>(*in) : nullptr;
   }
 

@@ -7,15 +7,13 @@
 
 #include <mlx/stream.h>
 
-#include <optional>
-
 namespace mlx_cuda {
 
 struct FlashOperands {
   mx::array q;  // [B, H, T, D], or [total, H, D] of packed sequences
   mx::array k;
   mx::array v;
-  std::optional<mx::array> mask;  // [B, H, Tq, Tk]
+  MaybeArray mask;  // [B, H, Tq, Tk]
 };
 
 // An additive mask that the copy engine reads: itself or, where its rows can lie on 16 bytes, a copy without what is broadcast in

@@ -24,8 +24,7 @@ namespace mlx_cuda {
 
 namespace {
 
-FlashCall call_of(
-    const mx::array& q, const mx::array& v, const std::optional<mx::array>& mask, bool sinks, const AttentionOptions& options) {
+FlashCall call_of(const mx::array& q, const mx::array& v, const MaybeArray& mask, bool sinks, const AttentionOptions& options) {
   return {
       .dtype = q.dtype(),
       .head_dim = q.shape(-1),
@@ -53,7 +52,7 @@ struct FlashInputs {
   Arrays vectors{};  // that params point to
 
   // Where a vector lies whose elements are made adjacent, or null.
-  void* add(const std::optional<mx::array>& vector, CommandEncoder& encoder, const mx::Stream& stream) {
+  void* add(const MaybeArray& vector, CommandEncoder& encoder, const mx::Stream& stream) {
     if (!vector) {
       return nullptr;
     }

@@ -19,7 +19,7 @@ struct PackedArrays {
   mx::array v;
   mx::array cu_q;
   mx::array cu_k;
-  std::optional<mx::array> sinks;
+  MaybeArray sinks;
 };
 
 // What no sequence is longer than.

@@ -172,7 +172,7 @@ mx::array Step::finish(const mx::array& result, const Arrays& from, const Arrays
   return cache_replace(result, from, to, stream_);
 }
 
-void Step::set_sequences(const mx::array& sequences, const std::optional<mx::array>& table) {
+void Step::set_sequences(const mx::array& sequences, const MaybeArray& table) {
   const auto fits = [](const mx::array& given, const mx::array& own) {
     return given.shape() == own.shape() && given.dtype() == mx::int32;
   };

@@ -68,7 +68,7 @@ class Step : public std::enable_shared_from_this<Step> {
 
   // What each sequence has beyond the offset, and the start, of its place, from now on: int32 [places, 2, batch], zeros at first;
   // and the pages that it is in, int32 [places, batch, columns], where it is in pages.
-  void set_sequences(const mx::array& sequences, const std::optional<mx::array>& table);
+  void set_sequences(const mx::array& sequences, const MaybeArray& table);
 
   // Records what leads to this array, and runs it once for these tokens and places; other processes do not notice. A CaptureError
   // where it cannot be captured (capture_error.h).
@@ -132,8 +132,8 @@ class Step : public std::enable_shared_from_this<Step> {
   mx::array places_;
   mx::array sequences_;
   std::optional<Pages> pages_;
-  std::optional<mx::array> table_{};       // where kernels read it
-  std::optional<mx::array> next_table_{};  // what is put there
+  MaybeArray table_{};       // where kernels read it
+  MaybeArray next_table_{};  // what is put there
   int count_;
   bool capturing_ = false;
   Arrays written_{};  // by what `finish` gave

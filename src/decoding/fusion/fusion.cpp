@@ -30,7 +30,7 @@ namespace {
 struct Siblings {
   std::vector<OneGemv> gemvs;
   mx::array x;
-  std::optional<mx::array> norm{};
+  MaybeArray norm{};
   float eps = 0;
 };
 

@@ -70,7 +70,7 @@ std::optional<Item> short_conv_item(const Plan& plan, Gates& gates, const Item& 
     return std::nullopt;
   }
   mx::array out = convolution.outputs[0];
-  std::optional<mx::array> bias;
+  MaybeArray bias;
   const Item* reader = reader_of(plan, out);
   if (const auto other = reader ? added_to(plan, *reader, out) : std::nullopt) {
     const bool is_row = reader->outputs[0].shape() == out.shape() && !plan.giver(*other) && other->strides(2) == 1 &&

@@ -74,7 +74,7 @@ const Item* given_by(const Plan& plan, const mx::array& of, const char* name) {
   return item && item->name == name ? item : nullptr;
 }
 
-std::optional<mx::array> added_to(const Plan& plan, const Item& addition, const mx::array& of) {
+MaybeArray added_to(const Plan& plan, const Item& addition, const mx::array& of) {
   std::string name = addition.name;  // a compiled function's is made of those of its primitives
   for (std::size_t at; (at = name.find("Broadcast")) != std::string::npos;) {
     name.erase(at, std::string_view("Broadcast").size());

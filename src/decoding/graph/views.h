@@ -4,7 +4,6 @@
 #include "decoding/graph/plan.h"
 
 #include <cstddef>
-#include <optional>
 
 namespace mlx_cuda {
 
@@ -21,6 +20,6 @@ std::size_t reads_of(const Plan& plan, const mx::array& of);
 const Item* given_by(const Plan& plan, const mx::array& of, const char* name);
 
 // What an addition adds to an array of the same shape and type; none where the primitive is something else.
-std::optional<mx::array> added_to(const Plan& plan, const Item& addition, const mx::array& of);
+MaybeArray added_to(const Plan& plan, const Item& addition, const mx::array& of);
 
 }  // namespace mlx_cuda

@@ -21,7 +21,7 @@ constexpr auto kQuantized =
     std::to_array<KernelRow<std::string_view, int>>({MLX_CUDA_HEADS_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
 
 bool same(const Rotation& one, const Rotation& other) {
-  const auto id = [](const std::optional<mx::array>& freqs) { return freqs ? freqs->id() : 0; };
+  const auto id = [](const MaybeArray& freqs) { return freqs ? freqs->id() : 0; };
   return std::tie(one.dims, one.traditional, one.base, one.scale) ==
              std::tie(other.dims, other.traditional, other.base, other.scale) &&
          one.offset.id() == other.offset.id() && id(one.freqs) == id(other.freqs);

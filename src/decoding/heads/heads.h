@@ -16,7 +16,7 @@ struct Heads {
   mx::array rows;
   mx::array out;
   int count;
-  std::optional<mx::array> norm{};
+  MaybeArray norm{};
   float eps = 0;
 };
 
@@ -27,7 +27,7 @@ struct Rotation {
   float base;
   float scale;
   mx::array offset;
-  std::optional<mx::array> freqs{};
+  MaybeArray freqs{};
 };
 
 struct HeadsCall {

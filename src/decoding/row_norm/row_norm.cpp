@@ -19,7 +19,7 @@ namespace {
 constexpr auto kKernels = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_ROW_NORM_KERNELS(MLX_CUDA_KERNEL_ROW)});
 
 // The one number that an array is multiplied by.
-std::optional<mx::array> factor_of(const Plan& plan, const Item& multiply, const mx::array& of) {
+MaybeArray factor_of(const Plan& plan, const Item& multiply, const mx::array& of) {
   if (multiply.name != "Multiply" || multiply.outputs[0].shape() != of.shape()) {
     return std::nullopt;
   }
@@ -38,7 +38,7 @@ std::optional<Item> row_norm_item(const Plan& plan, const Item& norm) {
   if (!is_half(x.dtype()) || normed.dtype() != x.dtype() || inner % piece != 0 || inner > piece * RowNormParams::kMostThreads) {
     return std::nullopt;
   }
-  std::optional<mx::array> weight;  // MLX has the number 1 where there is none
+  MaybeArray weight;  // MLX has the number 1 where there is none
   if (norm.inputs[1].ndim() > 0) {
     weight = norm.inputs[1];
     if (weight->dtype() != x.dtype() || weight->ndim() != 1 || weight->shape(0) != inner || plan.giver(*weight) ||

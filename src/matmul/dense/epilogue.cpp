@@ -22,8 +22,7 @@ constexpr auto kScaling =
 
 }  // namespace
 
-void encode_epilogue(
-    mx::array& out, mx::array* inside, const std::optional<mx::array>& bias, Activation activation, CommandEncoder& encoder) {
+void encode_epilogue(mx::array& out, mx::array* inside, const MaybeArray& bias, Activation activation, CommandEncoder& encoder) {
   KernelNode node(encoder);
   node.reads(out);
   const void* bias_data = node.reads(bias);
@@ -40,9 +39,9 @@ void encode_epilogue(
 void encode_scaling(
     const void* gemm,
     mx::array& out,
-    const std::optional<mx::array>& scale_a,
-    const std::optional<mx::array>& scale_b,
-    const std::optional<mx::array>& bias,
+    const MaybeArray& scale_a,
+    const MaybeArray& scale_b,
+    const MaybeArray& bias,
     CommandEncoder& encoder) {
   KernelNode node(encoder);
   node.reads(out);

@@ -6,23 +6,20 @@
 
 #include <mlx/backend/cuda/device.h>
 
-#include <optional>
-
 namespace mlx_cuda {
 
 // out = activation(out + bias) in place, and in `inside`, where that is not null, what the activation was applied to. All
 // row-contiguous and of one dtype: float16, bfloat16 or float32.
-void encode_epilogue(
-    mx::array& out, mx::array* inside, const std::optional<mx::array>& bias, Activation activation, CommandEncoder& encoder);
+void encode_epilogue(mx::array& out, mx::array* inside, const MaybeArray& bias, Activation activation, CommandEncoder& encoder);
 
 // out = gemm * scale_a[row] * scale_b[column] + bias. `gemm` is a float32 workspace, whose writing has been named as that of
 // `out`; a scale of one element is one for all, and none is 1.
 void encode_scaling(
     const void* gemm,
     mx::array& out,
-    const std::optional<mx::array>& scale_a,
-    const std::optional<mx::array>& scale_b,
-    const std::optional<mx::array>& bias,
+    const MaybeArray& scale_a,
+    const MaybeArray& scale_b,
+    const MaybeArray& bias,
     CommandEncoder& encoder);
 
 }  // namespace mlx_cuda

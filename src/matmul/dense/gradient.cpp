@@ -143,7 +143,7 @@ LinearGradient linear_gradient(
     inputs.push_back(rows(saved));
   }
   const Arrays results = results_of<LinearGradientPrimitive>(inputs, outer.dtype(), stream, GradientOptions{activation, with_bias});
-  const std::optional<mx::array> bias = with_bias ? std::optional(results.back()) : std::nullopt;
+  const MaybeArray bias = with_bias ? std::optional(results.back()) : std::nullopt;
   return {activation == Activation::none ? outer : mx::reshape(results[0], outer.shape(), stream), bias};
 }
 

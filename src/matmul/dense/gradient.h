@@ -6,13 +6,11 @@
 #include <mlx/array.h>
 #include <mlx/stream.h>
 
-#include <optional>
-
 namespace mlx_cuda {
 
 struct LinearGradient {
-  mx::array inner;                // with respect to x @ w.T + bias, of the shape of `outer`
-  std::optional<mx::array> bias;  // its sum over all but the last dimension
+  mx::array inner;  // with respect to x @ w.T + bias, of the shape of `outer`
+  MaybeArray bias;  // its sum over all but the last dimension
 };
 
 // `outer` [..., N] is the gradient of the layer's result; `saved`, of the same shape, that result for relu, what gelu_approx was

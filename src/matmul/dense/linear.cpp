@@ -159,7 +159,7 @@ class Linear final : public Stateful<LinearOptions> {
     mx::array& out = outputs[0];
     const Operand x = operand(inputs[0], encoder, stream());
     const Operand w = operand(inputs[1], encoder, stream());
-    std::optional<mx::array> bias;
+    MaybeArray bias;
     if (inputs.size() > 2) {
       bias = inputs[2].size() > 1 && inputs[2].strides(0) != 1 ? contiguous_copy(inputs[2], encoder, stream()) : inputs[2];
     }
@@ -235,8 +235,7 @@ class Linear final : public Stateful<LinearOptions> {
 
 }  // namespace
 
-mx::array linear(
-    const mx::array& x, const mx::array& w, const std::optional<mx::array>& bias, Activation activation, const mx::Stream& stream) {
+mx::array linear(const mx::array& x, const mx::array& w, const MaybeArray& bias, Activation activation, const mx::Stream& stream) {
   if (!can_copy(x)) {  // the leading dimensions are rows anyway
     const mx::array rows = linear(mx::flatten(x, 0, -2, stream), w, bias, activation, stream);
     mx::Shape leading(x.shape().begin(), x.shape().end() - 1);

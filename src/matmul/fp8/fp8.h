@@ -3,7 +3,6 @@
 
 #include "runtime/fused.h"
 
-#include <optional>
 #include <utility>
 
 namespace mlx_cuda {
@@ -22,9 +21,9 @@ std::pair<mx::array, mx::array> quantize_fp8(const mx::array& x, Fp8Part part, c
 mx::array fp8_matmul(
     const mx::array& a,
     const mx::array& b,
-    const std::optional<mx::array>& scale_a,
-    const std::optional<mx::array>& scale_b,
-    const std::optional<mx::array>& bias,
+    const MaybeArray& scale_a,
+    const MaybeArray& scale_b,
+    const MaybeArray& bias,
     mx::Dtype out_dtype,
     const mx::Stream& stream);
 

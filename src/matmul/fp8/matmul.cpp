@@ -33,7 +33,7 @@ mx::array padded(const mx::array& in, int axis, int size, const mx::Stream& s) {
 // The scales of one operand [rows, columns], as a matrix of their own.
 class Scales {
  public:
-  Scales(const std::optional<mx::array>& scale, int rows, int columns, const mx::Stream& s)
+  Scales(const MaybeArray& scale, int rows, int columns, const mx::Stream& s)
       : rows_(rows), blocks_(ceil_div(columns, kBlock)), s_(s) {
     if (!scale) {
       return;
@@ -79,7 +79,7 @@ class Scales {
   }
 
   // As cuBLASLt reads them for an operand of `height` rows, of which the last ones are padding; none where all are 1.
-  std::optional<mx::array> laid_out(int height) const {
+  MaybeArray laid_out(int height) const {
     if (!array_) {
       return std::nullopt;
     }
@@ -103,7 +103,7 @@ class Scales {
 
   int rows_, blocks_;
   mx::Stream s_;
-  std::optional<mx::array> array_;
+  MaybeArray array_;
   Scaling scaling_ = Scaling::tensor;
 };
 
@@ -172,7 +172,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     }
     allocate(out, stream());
 
-    auto data = [](const std::optional<mx::array>& in) { return in ? mx::gpu_ptr<void>(*in) : nullptr; };
+    auto data = [](const MaybeArray& in) { return in ? mx::gpu_ptr<void>(*in) : nullptr; };
     MatmulProblem problem = make_problem(a.shape(0), b.shape(0), a.shape(1), state_);
     // The library wants a bfloat16 bias for a float32 result.
     problem.has_bias = extras.bias && state_.out_dtype != mx::float32;
@@ -205,7 +205,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
 
  private:
   struct Extras {
-    std::optional<mx::array> scale_a, scale_b, bias;
+    MaybeArray scale_a, scale_b, bias;
   };
 
   Extras extras(const Arrays& inputs) const {
@@ -271,7 +271,7 @@ mx::array dequantized_matmul(
     const mx::array& b,
     const Scales& scale_a,
     const Scales& scale_b,
-    const std::optional<mx::array>& bias,
+    const MaybeArray& bias,
     mx::Dtype out_dtype,
     const mx::Stream& s) {
   const mx::Dtype dtype = out_dtype == mx::bfloat16 ? mx::bfloat16 : mx::float32;  // scales may leave the range of float16
@@ -287,14 +287,12 @@ mx::array dequantized_matmul(
 mx::array fp8_matmul(
     const mx::array& a,
     const mx::array& b,
-    const std::optional<mx::array>& scale_a,
-    const std::optional<mx::array>& scale_b,
-    const std::optional<mx::array>& bias,
+    const MaybeArray& scale_a,
+    const MaybeArray& scale_b,
+    const MaybeArray& bias,
     mx::Dtype out_dtype,
     const mx::Stream& stream) {
-  auto constant = [&](const std::optional<mx::array>& in) {
-    return in && in->is_tracer() ? std::optional(mx::stop_gradient(*in, stream)) : in;
-  };
+  auto constant = [&](const MaybeArray& in) { return in && in->is_tracer() ? std::optional(mx::stop_gradient(*in, stream)) : in; };
   mx::Shape shape = a.shape();
   shape.back() = b.shape(0);
   const mx::array rows_a = a.ndim() == 2 ? a : mx::reshape(a, {-1, a.shape(-1)}, stream);

@@ -19,11 +19,11 @@ struct OneGemv {
   mx::array out;
   mx::array w;  // [columns, inner], or packed
   std::optional<QuantizedForm> form{};
-  std::optional<mx::array> scales{};
-  std::optional<mx::array> biases{};
+  MaybeArray scales{};
+  MaybeArray biases{};
   int columns = 0;
   int inner = 0;
-  std::optional<mx::array> chosen{};  // of experts, whose matrices w [experts, columns, inner] has: uint32 [count]
+  MaybeArray chosen{};  // of experts, whose matrices w [experts, columns, inner] has: uint32 [count]
 
   // How many products of one row and one matrix it is; experts may all have the same row.
   int count() const {
@@ -44,13 +44,13 @@ std::optional<OneGemv> gemv_of(const mx::array& out);
 // What the kernel is to compute, with arrays in place of addresses.
 struct GemvCall {
   mx::array x;  // [rows, inner], before the norm
-  std::optional<mx::array> norm{};
+  MaybeArray norm{};
   float eps = 0;
   std::vector<OneGemv> parts;
   GemvEpilogue epilogue = GemvEpilogue::none;
-  std::optional<mx::array> added{};
-  std::optional<mx::array> factors{};  // of experts with a row each: what their products are multiplied by before they are summed
-  Arrays outputs;                      // of the parts, or the one of the epilogue
+  MaybeArray added{};
+  MaybeArray factors{};  // of experts with a row each: what their products are multiplied by before they are summed
+  Arrays outputs;        // of the parts, or the one of the epilogue
 
   Arrays inputs() const;
   std::string name() const;

@@ -13,7 +13,7 @@ namespace mlx_cuda {
 namespace {
 
 // Of each pair, its matrix of x.
-mx::array matrices_of(const mx::array& x, const std::optional<mx::array>& lhs, const mx::array& rhs, const mx::Stream& on) {
+mx::array matrices_of(const mx::array& x, const MaybeArray& lhs, const mx::array& rhs, const mx::Stream& on) {
   if (lhs) {
     return *lhs;
   }
@@ -99,7 +99,7 @@ class GatherMatmul final : public Stateful<GatherOptions, Bilinear> {
   }
 
  private:
-  std::optional<mx::array> lhs_of(const Arrays& inputs) const {
+  MaybeArray lhs_of(const Arrays& inputs) const {
     return inputs.size() > 3 ? std::optional(inputs[3]) : std::nullopt;
   }
 };
@@ -109,7 +109,7 @@ class GatherMatmul final : public Stateful<GatherOptions, Bilinear> {
 mx::array gather_mm(
     const mx::array& x,
     const mx::array& w,
-    const std::optional<mx::array>& lhs,
+    const MaybeArray& lhs,
     const mx::array& rhs,
     bool transpose,
     bool sorted,

@@ -91,7 +91,7 @@ mx::array encode_order(
   constexpr int held = 48 * 1024 - 128;  // bytes of shared memory that every block may have
   const int bytes = (groups + 1) * static_cast<int>(sizeof(int));
   mx::array order = temporary({pairs.count()}, mx::int32, encoder, stream);
-  std::optional<mx::array> counts;
+  MaybeArray counts;
   if (bytes > held) {
     counts = temporary({groups + 1}, mx::int32, encoder, stream);
   }
@@ -160,7 +160,7 @@ GroupedRows group_rows(const GatherPairs& pairs, int groups, bool sorted, Comman
   const int depth = x.shape(-1);
   const int rows = pairs.rows();
   mx::array offsets = temporary({groups + 1}, mx::int32, encoder, stream);
-  std::optional<mx::array> order;
+  MaybeArray order;
   if (sorted) {
     encode_offsets(pairs.rhs, x.shape(-2), groups, offsets, encoder);
     if (!pairs.lhs && static_cast<std::size_t>(rows) * depth == x.size()) {
@@ -170,7 +170,7 @@ GroupedRows group_rows(const GatherPairs& pairs, int groups, bool sorted, Comman
     order = encode_order(pairs, groups, offsets, encoder, stream);
   }
   mx::array grouped = temporary({rows, depth}, x.dtype(), encoder, stream);
-  std::optional<mx::array> out_rows;
+  MaybeArray out_rows;
   if (order) {
     out_rows = temporary({rows}, mx::int32, encoder, stream);
   }

@@ -7,15 +7,13 @@
 #include <mlx/backend/cuda/device.h>
 #include <mlx/stream.h>
 
-#include <optional>
-
 namespace mlx_cuda {
 
 // Rows that lie by group. What these arrays hold, only the GPU knows.
 struct GroupedRows {
-  mx::array x;                        // [rows, depth], float16 or bfloat16
-  mx::array offsets;                  // int32: where groups begin and the last one ends, or only where they end
-  std::optional<mx::array> out_rows;  // int32 [rows]: where the result of each goes; none: to its own place
+  mx::array x;          // [rows, depth], float16 or bfloat16
+  mx::array offsets;    // int32: where groups begin and the last one ends, or only where they end
+  MaybeArray out_rows;  // int32 [rows]: where the result of each goes; none: to its own place
   bool has_begin;
 };
 
@@ -40,7 +38,7 @@ mx::array as_rows(const mx::array& x, CommandEncoder& encoder, const mx::Stream&
 // `rhs`: uint32, contiguous; without lhs, all matrices in turn have equally many pairs.
 struct GatherPairs {
   mx::array x;
-  std::optional<mx::array> lhs;
+  MaybeArray lhs;
   mx::array rhs;
 
   int count() const {

@@ -34,7 +34,7 @@ mx::array expert_offsets(const mx::array& sorted_indices, int groups, const mx::
 mx::array gather_mm(
     const mx::array& x,
     const mx::array& w,
-    const std::optional<mx::array>& lhs,
+    const MaybeArray& lhs,
     const mx::array& rhs,
     bool transpose,
     bool sorted,

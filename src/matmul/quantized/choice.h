@@ -37,8 +37,8 @@ struct SmallMCall {
   SmallMKernel kernel;
   mx::array x;
   Readable in;
-  std::optional<mx::array> lhs;
-  std::optional<mx::array> rhs;
+  MaybeArray lhs;
+  MaybeArray rhs;
   mx::array& out;
   bool transpose;
   int rows;  // of each matrix of x

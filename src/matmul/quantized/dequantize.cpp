@@ -68,11 +68,7 @@ QuantizedWeights part_of(const QuantizedWeights& weights, int first, int size) {
 }
 
 void encode_dequantize(
-    const QuantizedWeights& weights,
-    const std::optional<mx::array>& offsets,
-    mx::array& out,
-    CommandEncoder& encoder,
-    const mx::Stream& stream) {
+    const QuantizedWeights& weights, const MaybeArray& offsets, mx::array& out, CommandEncoder& encoder, const mx::Stream& stream) {
   const Readable in = readable_pieces(weights, encoder, stream);
   KernelNode node(encoder);
   name_inputs(in.weights, encoder);

@@ -128,13 +128,13 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
   }
 
  private:
-  std::pair<std::optional<mx::array>, std::optional<mx::array>> indices(const Arrays& inputs) const {
+  std::pair<MaybeArray, MaybeArray> indices(const Arrays& inputs) const {
     const auto rhs = state_.has_rhs ? std::optional(inputs.back()) : std::nullopt;
     return {state_.has_lhs ? std::optional(inputs.end()[state_.has_rhs ? -2 : -1]) : std::nullopt, rhs};
   }
 
   // None where MLX computes it: of pairs that the grouped kernels do not take.
-  std::optional<mx::array> x_gradient(const Arrays& primals, const mx::array& cotangent) const {
+  MaybeArray x_gradient(const Arrays& primals, const mx::array& cotangent) const {
     const mx::array& x = primals[0];
     const QuantizedWeights in = state_.weights(primals);
     const auto [lhs, rhs] = indices(primals);
@@ -169,8 +169,8 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
 mx::array quantized_small_m(
     const mx::array& x,
     const QuantizedWeights& weights,
-    const std::optional<mx::array>& lhs_indices,
-    const std::optional<mx::array>& rhs_indices,
+    const MaybeArray& lhs_indices,
+    const MaybeArray& rhs_indices,
     bool transpose,
     bool small,
     bool sorted,

@@ -15,11 +15,7 @@ QuantizedWeights part_of(const QuantizedWeights& weights, int first, int size);
 // there are biases. With `offsets`, int32 [matrices + 1], matrices whose offset is that of the next are left out. 65535 matrices at
 // most.
 void encode_dequantize(
-    const QuantizedWeights& weights,
-    const std::optional<mx::array>& offsets,
-    mx::array& out,
-    CommandEncoder& encoder,
-    const mx::Stream& stream);
+    const QuantizedWeights& weights, const MaybeArray& offsets, mx::array& out, CommandEncoder& encoder, const mx::Stream& stream);
 
 // The values of the weights, of 65535 matrices at most, in float16, bfloat16 or float32: bit for bit those of mx.dequantize on the
 // GPU.
@@ -38,8 +34,8 @@ mx::array dequantize(const QuantizedWeights& weights, mx::Dtype dtype, const mx:
 mx::array quantized_small_m(
     const mx::array& x,
     const QuantizedWeights& weights,
-    const std::optional<mx::array>& lhs_indices,
-    const std::optional<mx::array>& rhs_indices,
+    const MaybeArray& lhs_indices,
+    const MaybeArray& rhs_indices,
     bool transpose,
     bool small,
     bool sorted,
@@ -49,7 +45,7 @@ mx::array quantized_small_m(
 // where there are several; nothing for any other array. Of several, x is one row, or has a row for each index.
 struct RowWeights {
   QuantizedWeights weights;
-  std::optional<mx::array> chosen;  // rhs_indices
+  MaybeArray chosen;  // rhs_indices
 };
 std::optional<RowWeights> row_weights(const mx::array& out);
 

@@ -104,9 +104,9 @@ void name_inputs(const QuantizedWeights& weights, CommandEncoder& encoder) {
   }
 }
 
-Arrays inputs_with(Arrays before, const QuantizedWeights& weights, const std::vector<std::optional<mx::array>>& after) {
+Arrays inputs_with(Arrays before, const QuantizedWeights& weights, const std::vector<MaybeArray>& after) {
   Arrays inputs = std::move(before);
-  const auto append = [&](const std::optional<mx::array>& in) {
+  const auto append = [&](const MaybeArray& in) {
     if (in) {
       inputs.push_back(*in);
     }

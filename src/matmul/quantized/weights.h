@@ -28,7 +28,7 @@ struct QuantizedForm {
 struct QuantizedWeights : QuantizedForm {
   mx::array w;
   mx::array scales;
-  std::optional<mx::array> biases;
+  MaybeArray biases;
 
   int inner() const {
     return static_cast<int>(static_cast<std::int64_t>(w.shape(-1)) * 32 / bits);
@@ -81,7 +81,7 @@ void set_weights(Params& params, const Readable& in) {
 mx::array values_of(const QuantizedWeights& weights, mx::Dtype dtype, const mx::Stream& stream);
 
 // Inputs of a primitive: those `before`, the weights, and those of `after` that are there.
-Arrays inputs_with(Arrays before, const QuantizedWeights& weights, const std::vector<std::optional<mx::array>>& after = {});
+Arrays inputs_with(Arrays before, const QuantizedWeights& weights, const std::vector<MaybeArray>& after = {});
 
 // What such a primitive has beside its inputs.
 struct WeightedState {
