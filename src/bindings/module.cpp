@@ -30,6 +30,7 @@ using namespace nb::literals;
 
 namespace {
 
+using mlx_cuda::MaybeArray;
 using MaybeName = std::optional<std::string>;
 
 std::optional<mlx_cuda::Activation> activation_from(const MaybeName& name) {
