@@ -13,7 +13,7 @@ namespace mlx_cuda {
 // What the driver says of the current device.
 int device_attribute(CUdevice_attribute attribute);
 
-// Of the current device, such as 90, or the older one that MLX_CUDA_CAPABILITY names (docs/platforms.md).
+// Of the current device, such as 90, or the older one that MLX_CUDA_CAPABILITY names (docs/results/platforms.md).
 int compute_capability();
 
 // Whether that has the kernels for Hopper.

@@ -68,7 +68,7 @@ mx::array with_adjacent_elements(const mx::array& in, CommandEncoder& encoder, c
 // adjacent in a row, or its rows not evenly spaced. A broadcast row has distance 0.
 std::optional<std::int64_t> row_distance(const mx::array& in);
 
-// "mlx" when outputs come from MLX's caching allocator, "pool" when from the driver's memory pool (see docs/design.md).
+// "mlx" when outputs come from MLX's caching allocator, "pool" when from the driver's memory pool (see docs/internals/design.md).
 const char* allocation_route(const mx::Stream& stream);
 
 }  // namespace mlx_cuda

@@ -28,7 +28,7 @@ struct Shared {
 
   // A barrier knows the last phase from the one before by its parity alone. So a group that waits for a stage must have been there
   // the time before: where the groups take tiles in turn, each has to meet the same stages again.
-  static_assert(kStages % kGroups == 0);
+  static_assert(kStages % kGroups == 0 && kStages >= 2 * kGroups, "a group frees a stage after it has waited for its next one");
 
   char* ring;  // [stage][keys, values]
   char* queries;

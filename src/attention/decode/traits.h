@@ -105,7 +105,7 @@ struct Sm90Traits {
 
   int width;  // head_dim rounded up: 64 or 128
 
-  constexpr int stages() const {
+  constexpr int stages() const {  // a multiple of kGroups, at least twice as many; both shared_bytes fit (below)
     return width == 64 ? 8 : 4;
   }
   constexpr int tile_bytes() const {  // of keys or values
@@ -121,7 +121,11 @@ struct Sm90Traits {
     const int results = row_groups < kGroups ? result_bytes(kGroupRows, width) : 0;
     return stages() * 2 * tile_bytes() + row_groups * query_bytes() + barrier_bytes() + results;
   }
+  constexpr bool fits() const {  // what Hopper gives a block
+    return shared_bytes(1) <= 227 * 1024 && shared_bytes(2) <= 227 * 1024;
+  }
 };
+static_assert(Sm90Traits{64}.fits() && Sm90Traits{128}.fits(), "too many stages for the shared memory of a block");
 
 // Stream-K for head_dims over 256 (decode_wide.cu).
 struct WideTraits {
