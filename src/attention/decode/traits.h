@@ -105,7 +105,8 @@ struct Sm90Traits {
 
   int width;  // head_dim rounded up: 64 or 128
 
-  constexpr int stages() const {  // a multiple of kGroups, at least twice as many; both shared_bytes fit (below)
+  // A multiple of kGroups and at least twice as many, and so few that both shared_bytes fit.
+  constexpr int stages() const {
     return width == 64 ? 8 : 4;
   }
   constexpr int tile_bytes() const {  // of keys or values
