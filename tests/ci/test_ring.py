@@ -161,4 +161,4 @@ def test_the_model_sees_what_an_odd_number_of_stages_does() -> None:
 
 def test_there_are_rings() -> None:
     assert COMPILED
-    assert "static_assert(kStages % kGroups == 0)" in (SOURCE / "decode_sm90.cu").read_text("utf-8")
+    assert "static_assert(kStages % kGroups == 0 && kStages >= 2 * kGroups" in (SOURCE / "decode_sm90.cu").read_text("utf-8")
