@@ -33,7 +33,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 nitpicky = True
 # Types that signatures and fields name, and that are no part of the API.
-PRIVATE = "Activation|Axis|Calls|Change|DispatchThresholds|Path|PathLike|Row|Steps|StreamOrDevice|Tuned|\\w+Keywords"
+PRIVATE = "Activation|Axis|Callable|Calls|Change|DispatchThresholds|Path|PathLike|Row|Steps|StreamOrDevice|Tuned|\\w+Keywords"
 nitpick_ignore_regex = [("py:class", rf"([\w.]+\.)?({PRIVATE})")]
 
 html_theme = "furo"

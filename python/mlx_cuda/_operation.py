@@ -81,6 +81,7 @@ def operation(returns: str = "mx.array", *, is_cached: bool = True, **axes: int)
         def compute(*arguments: P.args, **options: P.kwargs) -> Any:
             return prepare(*arguments, **options).result()
 
+        compute.__annotations__ = {**prepare.__annotations__, "return": returns}
         vars(compute).update(prepare=prepare, __signature__=inspect.signature(prepare).replace(return_annotation=returns))
         return cast("Operation[P, C_co]", cached(growing(**axes)(compute)) if is_cached else compute)
 

@@ -81,3 +81,11 @@ def test_engines_have_their_former_names_for_one_release() -> None:
         with pytest.warns(DeprecationWarning, match=name):
             assert not found != name  # noqa: SIM202
         assert found != "flash"
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_readers_of_types_are_told_of_results(name: str) -> None:
+    """And not of the call that is prepared."""
+    operation = OPERATIONS[name]
+    assert operation.__annotations__["return"] == inspect.signature(operation).return_annotation
+    assert "Call" not in operation.__annotations__["return"]
