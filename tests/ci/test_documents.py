@@ -23,10 +23,42 @@ def rows(document: str) -> list[str]:
     return re.findall(r"^\| `([^`|]+)` \|", (REPOSITORY / "docs" / document).read_text("utf-8"), re.MULTILINE)
 
 
-@pytest.mark.parametrize(("symbol", "path"), re.findall(r"`(\w+)` in `([\w/]+\.py)`", CONTRIBUTING))
-def test_the_symbols_of_contributing_are_there(symbol: str, path: str) -> None:
-    tree = ast.parse((REPOSITORY / path).read_text("utf-8"))
-    assert symbol in {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+PLACED = re.compile(r"(`\w+`(?:(?:, | and )`\w+`)*) in `((?:src|python|benchmarks|ci|tests)/[\w./]+\.(?:py|h|cuh|cpp|toml))`")
+
+
+def placed() -> list[tuple[str, str, str]]:
+    """Page, symbol and file, wherever a document says "`symbol` in `file`"."""
+    pages = {path: path.read_text("utf-8") for path in (REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md")))}
+    return [
+        (page.name, symbol, path)
+        for page, text in pages.items()
+        for symbols, path in PLACED.findall(" ".join(text.split()))
+        for symbol in re.findall(r"`(\w+)`", symbols)
+    ]
+
+
+def defined(symbol: str, path: Path) -> bool:
+    text = path.read_text("utf-8")
+    if path.suffix == ".py":
+        nodes = ast.parse(text).body
+        targets = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+        names = [ast.unparse(each) for target in targets for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
+        names += [ast.unparse(node.target) for node in nodes if isinstance(node, ast.AnnAssign)]
+        return symbol in {*names, *(node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef))}
+    if path.suffix == ".toml":
+        return re.search(rf"^{symbol} = ", text, re.MULTILINE) is not None
+    return re.search(rf"^(?!.*\breturn {symbol}\b)[^/\n]*[\w>] {symbol}\b(?!;)", text, re.MULTILINE) is not None
+
+
+@pytest.mark.parametrize(("page", "symbol", "path"), placed())
+def test_symbols_are_in_the_files_that_documents_name(page: str, symbol: str, path: str) -> None:
+    assert defined(symbol, REPOSITORY / path), page
+
+
+def test_symbols_that_are_elsewhere_are_found() -> None:
+    assert len(placed()) > 20
+    assert not defined("OPERATIONS", REPOSITORY / "python/mlx_cuda/_explain.py")  # which imports it
+    assert not defined("kWorkspace", REPOSITORY / "src/recurrence/calls.cpp")
 
 
 def test_the_picture_is_of_these_folders() -> None:
