@@ -22,7 +22,7 @@ from .references import error, host, random
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
 CLOSE = 5e-3 if mx.cuda.is_available() else 2e-5  # a GPU rounds the inputs of float32 products to TF32
-# By chunks the slopes of strong decays cancel. MLX's wheels for Windows bring OpenBLAS: 3.6e-5 with its kernels for AVX-512,
+# By chunks the gradients of strong decays cancel. MLX's wheels for Windows bring OpenBLAS: 3.6e-5 with its kernels for AVX-512,
 # 2.8e-5 with those for AVX2. Those for Linux x86_64 bring the reference BLAS: 1.7e-5 everywhere.
 BY_CHUNKS = max(CLOSE, 5e-5) if sys.platform == "win32" else CLOSE
 SHAPES = {  # batch, tokens, heads of keys and of values, sizes of a key and of a value
@@ -35,7 +35,7 @@ SHAPES = {  # batch, tokens, heads of keys and of values, sizes of a key and of 
 def draw(
     shape: tuple[int, int, int, int, int, int], decay: tuple[float, float], dtype: mx.Dtype, *, more: bool
 ) -> tuple[Call, mx.array, mx.array]:
-    """A call, perhaps with a state and a mask, and the slopes of its results."""
+    """A call, perhaps with a state and a mask, and the gradients of its results."""
     batch, tokens, key_heads, heads, key, value = shape
     q, k = (random((batch, tokens, key_heads, key), dtype, seed=seed) for seed in (0, 1))
     k = k / mx.linalg.norm(k.astype(mx.float32), axis=-1, keepdims=True).astype(dtype)
@@ -98,11 +98,11 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         call = Call(*arrays)
         return [each for each in scan(call, by_chunks(call, dy), last, delta=delta) if each is not None]
 
-    def slopes(*_: Any) -> None:
-        called.append("slopes")
+    def gradients(*_: Any) -> None:
+        called.append("gradients")
 
     there = types.SimpleNamespace(
-        traced=lambda _: True, linear_attention=forward, linear_attention_scan=scans, linear_attention_gradients=slopes
+        traced=lambda _: True, linear_attention=forward, linear_attention_scan=scans, linear_attention_gradients=gradients
     )
     monkeypatch.setattr(_native, "module", lambda _: there)
     return called
@@ -126,7 +126,7 @@ def test_gradients_of_calls_in_chunks_come_of_kernels(
     theirs = derived(call, cotangents, delta=delta)
     for name, mine, expected in zip("qkvgbs", mx.vjp(ours, floats, cotangents)[1], theirs, strict=False):
         assert error(mine, host(expected)) < CLOSE, name
-    assert kernels == ["forward", *["scan", "slopes"] * groups]
+    assert kernels == ["forward", *["scan", "gradients"] * groups]
 
 
 def test_gradients_without_kernels_are_those_of_the_composition(kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
