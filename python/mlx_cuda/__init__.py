@@ -8,7 +8,7 @@ GPUs (:func:`all_sum`). ``mlx_cuda.nn`` has layers.
 algorithms of matrix products, :func:`check` compares a model with and without :func:`patch`.
 
 Importing the package needs neither a GPU nor a driver nor an MLX backend; the first use of an operation imports ``mlx.core`` and raises
-:class:`BackendError`, with the cure, where that cannot be imported. ``python -m mlx_cuda doctor`` checks an installation.
+:class:`BackendError`, with the fix, where that cannot be imported. ``python -m mlx_cuda doctor`` checks an installation.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ def _patch_invariant(kv_bits: int | None) -> Patched:
     if kv_bits in {4, 8} or (kv_bits is None and packing.settings.packing is not None):
         raise ValueError("[patch] batch_invariant has no kernel for quantized keys and values: leave kv_bits out, or set it to 16.")
     if why := refusal():
-        raise ValueError(f"[patch] batch_invariant cannot be had: {why}.")
+        raise ValueError(f"[patch] batch_invariant is not available: {why}.")
     patched = _put({route: route.ours for route in (*INVARIANT, *EXPORTERS)})
     patched.callback(_models())
     patched.callback(setattr, packing.settings, "packing", packing.settings.packing)

@@ -25,7 +25,7 @@ def check(model: str | os.PathLike[str], *, quick: bool = False, progress: Calla
 
     Raises:
         ImportError: mlx-lm is not installed.
-        ValueError: mlx-lm does not load the model; the message names a cure.
+        ValueError: mlx-lm does not load the model; the message names a fix.
         RuntimeError: The model does not run by MLX itself.
 
     Three processes run one after the other: MLX by itself, the same with :func:`patch`, and the model in float32, which says where tokens
@@ -37,7 +37,7 @@ def check(model: str | os.PathLike[str], *, quick: bool = False, progress: Calla
     run = _Runs(name, quick=quick, progress=progress or (lambda *_: None))
     upstream = run("upstream")
     if failed := upstream["errors"].get("prompt"):
-        raise RuntimeError(f"[check] MLX by itself does not run the model: {failed}\n  cure: python -m mlx_lm generate --model {name}")
+        raise RuntimeError(f"[check] MLX by itself does not run the model: {failed}\n  fix: python -m mlx_lm generate --model {name}")
     crashes: dict[SideName, str] = {}
     patched, float32 = run.or_crash("patched", crashes), run.or_crash("float32", crashes)
     run.progress(1.0, "")
@@ -61,11 +61,11 @@ class _Runs:
         try:
             found = processes.run({**self._task, "side": side}, begin)
         except processes.CannotLoad as error:
-            cure = processes.cure_of(self._task["model"], str(error))
-            raise ValueError(f"[check] mlx-lm does not load {self._task['model']}: {error}\n  cure: {cure}") from error
+            fix = processes.fix_of(self._task["model"], str(error))
+            raise ValueError(f"[check] mlx-lm does not load {self._task['model']}: {error}\n  fix: {fix}") from error
         except processes.SideFailed as error:
             if side == "upstream":
-                raise RuntimeError(f"[check] MLX by itself does not run the model: {error}\n  cure: python -m mlx_cuda doctor") from error
+                raise RuntimeError(f"[check] MLX by itself does not run the model: {error}\n  fix: python -m mlx_cuda doctor") from error
             raise
         finally:
             self._done = first + processes.PARTS[side]

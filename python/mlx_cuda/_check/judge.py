@@ -20,6 +20,7 @@ STANDARD_ERRORS = 3
 TIE = 1.5
 RESOLUTION = 1e-4  # of logits: what float32 itself does not tell apart
 SLOWER = 0.9  # times the speed: worth a warning
+NOT_JUDGED = "not judged, because float32 could not be computed"
 
 PASSAGES = {"prompt": "prompt", "steps": "decode steps", "cache": "8-bit KV cache"}
 ANSWERS = {"answers": "one request", "at once": "{count} requests at once"}
@@ -93,10 +94,10 @@ def first_difference(theirs: list[int], ours: list[int]) -> int | None:
 
 
 def judge_answers(name: str, theirs: list[Answer], ours: list[Answer], judged: list[Judged] | None, tie: float | None) -> Row:
-    """Wrong where a token lies further below the best one, in float32, than rounding explains.
+    """Compare greedy tokens: one is wrong if its float32 logit is further below the maximum than rounding explains.
 
-    Where both sides differ first, they have read the same, so both tokens are judged by the same logits; after that each goes on with a
-    text of its own, and is judged by its own.
+    At the first difference both sides share the same context, so one set of logits judges both. After it, each token is judged by the
+    logits of its own text. Without float32, differing tokens are not judged.
     """
     places = [first_difference(a["tokens"], b["tokens"]) for a, b in zip(theirs, ours, strict=True)]
     lengths = [len(each["tokens"]) for each in theirs]
@@ -107,7 +108,7 @@ def judge_answers(name: str, theirs: list[Answer], ours: list[Answer], judged: l
         return row
     note = f"{len(differing)} of {len(places)} answers differ, first at token {1 + min(place for _, place in differing)}"
     if judged is None or tie is None:
-        return replace(row, status="fail", note=f"float32, which decides, could not be computed: {note}")
+        return replace(row, status="warn", note=f"{NOT_JUDGED}: {note}")
     margins = []
     for at, place in differing:
         upstream, patched = judged[at]["upstream"], judged[at]["patched"] or judged[at]["upstream"]
@@ -166,7 +167,7 @@ def _results(upstream: Side, patched: Side, float32: Side) -> list[Row]:
             right = None
         row = judge_perplexity(name, *passages, right)
         if theirs := upstream["errors"].get(part):
-            instead = f"MLX's side attends to the same values in 16 bits, as its own fails: {theirs}"
+            instead = f"the MLX side uses the dequantized cache: {theirs}"
             row = replace(row, note="; ".join(filter(None, (row.note, instead))))
         rows.append(row)
         if right is not None and all(map(is_finite, passages)):
@@ -205,7 +206,7 @@ def judge(
     if crashed := crashes.get("patched"):
         rows.append(Row("patch()", "fail", note=crashed))
     elif patched["unused"]:
-        shown = "python -m mlx_cuda doctor names the cure: " if patched["broken"] else "both sides are MLX's own: "
+        shown = "run python -m mlx_cuda doctor: " if patched["broken"] else "both sides are MLX's own: "
         rows.append(Row("kernels", "fail" if patched["broken"] else "skip", note=shown + patched["unused"]))
     if crashed := crashes.get("float32"):
         rows.append(Row("float32", "warn", note=f"could not be computed: {crashed}"))

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from .._common.errors import BackendError
-from .._version import __version__
+from .origin import origin, reinstall
 
 FOLDER, MANIFEST = "device", "manifest.json"
-REINSTALL = f"pip install --force-reinstall --no-deps mlx-cuda=={__version__}"
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def read(package: Path) -> DeviceCode:
             str(name): Fatbin(str(each["sha256"]), tuple(each["sass"]), tuple(each["ptx"])) for name, each in data["fatbins"].items()
         }
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise BackendError(f"the device code's manifest {path} cannot be read: {error}", cure=REINSTALL) from error
+        raise BackendError(f"the device code's manifest {path} cannot be read: {error}", fix=reinstall(origin())) from error
     return DeviceCode(hashlib.sha256(text).hexdigest(), fatbins)
 
 
@@ -80,14 +79,14 @@ def load(package: Path, digest: str) -> dict[str, bytes]:
     """Every fatbin by source, once all are proved to be what the native module with this digest was built with; else a BackendError."""
     code = read(package)
     if code.digest != digest:
-        raise BackendError(f"the device code in {package / FOLDER} is of another build than the native module", cure=REINSTALL)
+        raise BackendError(f"the device code in {package / FOLDER} is of another build than the native module", fix=reinstall(origin()))
     found = {}
     for name, fatbin in code.fatbins.items():
         path = package / FOLDER / f"{name}.fatbin"
         try:
             found[name] = path.read_bytes()
         except OSError as error:
-            raise BackendError(f"device code is missing: {error}", cure=REINSTALL) from error
+            raise BackendError(f"device code is missing: {error}", fix=reinstall(origin())) from error
         if hashlib.sha256(found[name]).hexdigest() != fatbin.sha256:
-            raise BackendError(f"the device code {path} is damaged: its digest is not the manifest's", cure=REINSTALL)
+            raise BackendError(f"the device code {path} is damaged: its digest is not the manifest's", fix=reinstall(origin()))
     return found

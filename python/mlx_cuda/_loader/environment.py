@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from . import limits_file, loaded
+from . import origin as installed
 from .driver import Driver, query
 from .table import CPU_BACKEND, FRONTEND, Cuda, System, Table, Version, library_paths, load, version
 
@@ -85,7 +86,8 @@ class Environment:
     wsl: bool = False
     wsl_driver: bool = False  # libcuda lies where Windows puts it
     archive: Path | None = None  # a zip file that this package is imported from
-    measured: str = ""  # where the limits come from by which calls on the first GPU choose an engine; empty: from its data sheet
+    origin: str = ""  # the wheel or checkout that was installed; empty: the package index
+    measured: str = ""  # where the dispatch thresholds of the first GPU come from; empty: its data sheet
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -193,6 +195,7 @@ def take(*, ask_driver: bool) -> Environment:
         conda=_conda(),
         wsl=_wsl(),
         wsl_driver=Path(WSL_DRIVER, "libcuda.so.1").exists(),
+        origin=installed.origin(),
         archive=next((parent for parent in PACKAGE.parents if parent.is_file()), None),
     )
     return replace(

@@ -23,7 +23,7 @@ class Loaded(NamedTuple):
     path: str
     version: str = ""
     instead_of: str = ""
-    cure: str = ""
+    fix: str = ""
 
     @property
     def name(self) -> str:
@@ -79,7 +79,7 @@ def _listed(folder: Path) -> list[Path]:
 
 def _describe(path: str, roots: set[Path], variables: Mapping[str, str]) -> Loaded:
     instead_of = _passed_over(Path(path), roots)
-    return Loaded(path, version_of(path), instead_of, _cure(Path(path), variables) if instead_of else "")
+    return Loaded(path, version_of(path), instead_of, _fix(Path(path), variables) if instead_of else "")
 
 
 def _passed_over(path: Path, roots: set[Path]) -> str:
@@ -101,18 +101,18 @@ def _is_file(one: Path, other: Path) -> bool:
 
 
 def take_out(what: object, variable: str = SEARCH) -> str:
-    """The cure where a variable names libraries that come before better ones."""
+    """The fix where a variable names libraries that come before better ones."""
     return f"take {what} out of {variable}"
 
 
-def _cure(path: Path, variables: Mapping[str, str]) -> str:
+def _fix(path: Path, variables: Mapping[str, str]) -> str:
     stem = path.name.partition(".so")[0]
     for folder in variables.get(SEARCH, "").split(os.pathsep):
         if folder and any(file.name.startswith(stem) and _is_file(file, path) for file in _listed(Path(folder))):
             return take_out(folder)
     preloaded = re.split("[ :]", variables.get(PRELOAD, ""))
     named = next((each for each in preloaded if each and _is_file(Path(each), path)), "")
-    return take_out(named, PRELOAD) if named else f"see why the loader finds {path.parent} first"
+    return take_out(named, PRELOAD) if named else f"find out why the loader searches {path.parent} first"
 
 
 def version_of(path: str) -> str:

@@ -49,7 +49,7 @@ def engine(stream: mx.Stream) -> Engine | str:
     """The engine for a stream, or in words why the operation is composed of MLX's own instead.
 
     A stream on the CPU, or an MLX without a CUDA GPU, is no failure. Where a GPU is there and the native module cannot be used, one
-    RuntimeWarning says why and names the cure.
+    RuntimeWarning says why and names the fix.
     """
     if stream.device.type != mx.gpu:
         return "the stream is on the CPU"
@@ -124,7 +124,7 @@ def load() -> NativeModule | BackendError:
                 restore_limits(module)
                 _outcome = loaded = module
             except BackendError as error:
-                warnings.warn(f"mlx_cuda composes MLX's own operations, which are slower. {error}", RuntimeWarning, stacklevel=4)
+                warnings.warn(f"mlx_cuda is not active: calls run on MLX's operations. {error}", RuntimeWarning, stacklevel=4)
                 _outcome = error
         return _outcome
 
@@ -156,12 +156,12 @@ def restore_limits(module: NativeModule) -> None:
 def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
     # A library that is not where the table says may still be found by the system's loader, so that check only explains a failed import.
     if failed := checks.first_failure(env, besides=("libraries",)):
-        raise BackendError(failed.summary, cure=failed.cure)
+        raise BackendError(failed.summary, fix=failed.fix)
     if env.cuda is None:
-        raise BackendError(checks.without_cuda(env), cure=checks.pip_install("cu13"))
+        raise BackendError(checks.without_cuda(env), fix=checks.pip_install(env, "cu13"))
     if gpu < env.cuda.capability:
         oldest = f"older than {sm(env.cuda.capability)}, the oldest that mlx-cuda runs on"
-        raise BackendError(f"the GPU is {sm(gpu)}, {oldest}", cure="pass stream=mx.cpu")
+        raise BackendError(f"the GPU is {sm(gpu)}, {oldest}", fix="pass stream=mx.cpu")
     if sys.platform == "win32":
         _kept.extend(os.add_dll_directory(str(path)) for path in dll_directories(env.cuda, env.roots) if path.is_dir())
         _kept.extend(preload(loaded_by_name(env.cuda, env.roots)))
@@ -170,15 +170,15 @@ def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
     try:
         module = cast("NativeModule", importlib.import_module(f"mlx_cuda.{env.cuda.module}"))
     except ImportError as error:
-        if cure := load_errors.cure(str(error), env):
-            raise BackendError(str(error), cure=cure) from error
+        if fix := load_errors.fix(str(error), env):
+            raise BackendError(str(error), fix=fix) from error
         if missing := checks.first_failure(env):
-            raise BackendError(f"{error}; {missing.summary}", cure=missing.cure) from error
-        raise BackendError(str(error), cure=checks.ASK_DOCTOR) from error
+            raise BackendError(f"{error}; {missing.summary}", fix=missing.fix) from error
+        raise BackendError(str(error), fix=checks.ASK_DOCTOR) from error
     for source, fatbin in device_code.load(env.package, str(module.build_info()["device_code"])).items():
         module.add_device_code(source, fatbin)
     if set(device_code.read(env.package).serving(gpu)) == {""}:
-        raise BackendError(f"this build of mlx-cuda holds no code for {sm(gpu)}", cure="install a build that was made for it")
+        raise BackendError(f"this build of mlx-cuda holds no code for {sm(gpu)}", fix=checks.build_for(gpu))
     return module
 
 
@@ -201,8 +201,8 @@ def loaded_by_name(cuda: Cuda, roots: Mapping[str, Path]) -> list[Path]:
         folder = next((path.parent for path in others if each.takes(path)), own)
         found = each.found(folder)
         if found and not found[0].match(each.files[0]):
-            cure = checks.reinstall(each.provider) if folder == own else f"reinstall the package of {found[0]}"
-            raise BackendError(f"{folder} has no {each.files[0]}, which {found[0].name} needs", cure=cure)
+            fix = checks.reinstall(each.provider) if folder == own else f"reinstall the package of {found[0]}"
+            raise BackendError(f"{folder} has no {each.files[0]}, which {found[0].name} needs", fix=fix)
         paths += found
     return paths
 
@@ -216,4 +216,4 @@ def _load_library(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:  # in which Windows does not name the file
-        raise BackendError(f"{path} does not load: {error}", cure=checks.ASK_DOCTOR) from error
+        raise BackendError(f"{path} does not load: {error}", fix=checks.ASK_DOCTOR) from error

@@ -76,7 +76,7 @@ def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] 
     """
     engine = native.engine(mx.default_stream(mx.gpu)) if native.on_cuda() else "MLX offers no CUDA GPU here"
     if isinstance(engine, str):
-        raise BackendError(f"[calibrate] There is nothing to measure: {engine}", cure=ASK_DOCTOR)
+        raise BackendError(f"[calibrate] There is nothing to measure: {engine}", fix=ASK_DOCTOR)
     name, gpu = native.gpu_name(), engine.capability
     if not name:
         raise ValueError(f"[calibrate] {CAPABILITY} has the GPU be another one: unset it to measure.")
