@@ -1,4 +1,4 @@
-"""One decoding step of a model of mlx-lm, replayed, for loops of one's own."""
+"""One captured decode step of an mlx-lm model, for custom decode loops."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ INVARIANT = "patch(batch_invariant=True) is on, and steps have kernels of their 
 
 @dataclass
 class StepCall(Call[Any]):
-    """A call of :func:`decode_step`. Who computes it follows from what the model's steps came to before, so that it is told of the model
-    alone; and it changes its caches, so it is neither cached nor part of another graph.
+    """A call of :func:`decode_step`. Its engine follows from the earlier steps of the model, so :func:`explain` needs only the model. It
+    changes its caches, so it is neither cached nor part of another graph.
     """
 
     model: Any
@@ -86,34 +86,35 @@ class StepCall(Call[Any]):
 
 
 def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: StreamOrDevice = None) -> mx.array:
-    """The logits of the next token, by a step that is recorded once and launched as one CUDA graph.
+    """Compute the logits of the next token by a decode step that is captured once and launched as one CUDA graph.
 
     Args:
         model: A model of mlx-lm (an ``mlx.nn.Module``), or of a package with copies of its code, called as
-            ``model(tokens, cache=cache)``. A change of anything that the model holds is noticed, and the step is captured again. What it
-            reads elsewhere must stay (:func:`patch`).
+            ``model(tokens, cache=cache)``. A change of anything that the model refers to is detected, and the step is captured again. State
+            elsewhere must not change (:func:`patch`).
         tokens: Integers ``[B, 1]``, the last token of each sequence.
-        cache: mlx-lm's, or a known copy: ``KVCache``, ``RotatingKVCache``, ``QuantizedKVCache``, ``ArraysCache``, ``BatchKVCache`` or
-            ``BatchRotatingKVCache`` of each layer, which hold the tokens before. Their memory is appended to in place; they can be
-            trimmed, saved and used for steps of several tokens as ever. One thread at a time may use a cache.
+        cache: A list of mlx-lm's caches, one per layer, or known copies: ``KVCache``, ``RotatingKVCache``, ``QuantizedKVCache``,
+            ``ArraysCache``, ``BatchKVCache`` or ``BatchRotatingKVCache`` with the tokens so far. They are updated in place and can still be
+            trimmed, saved and used for steps of several tokens. Only one thread at a time may use a cache.
         stream: Stream or device to run on.
 
     Returns:
-        What the model returns, ``[B, 1, vocabulary]`` or an object that has that as ``logits``.
+        The result of the model, ``[B, 1, vocabulary]`` or an object with that as ``logits``.
 
     Raises:
-        ValueError: The arguments are no such step, or the step cannot be replayed; the message says why, and the cache is as before. With
-            several processes (``mlx.launch``) the model's own result is returned in place of the latter, because its sums have been sent.
+        ValueError: The arguments are not a decode step, or the step cannot be captured; the message says why, and the cache is unchanged.
+            With several processes (``mlx.launch``) a step that cannot be captured returns the model's own result instead, because its
+            all-reduces have been sent.
 
-    The first call runs the step as it is and records it: that takes as long as a few steps. Under :func:`patch` models replay their steps
-    by themselves; :func:`explain` with this function and the model says whether.
+    The first call runs the step eagerly and captures it, which takes as long as a few steps. After :func:`patch`, models do this by
+    themselves; ``explain(decode_step, model)`` returns whether.
     """
     result: mx.array = StepCall(model, tokens, cache, stream).result()
     return result
 
 
 def _with_ours(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A model's ``__call__`` with products of ours in MLX's places; one thread at a time, which then brings MLX's own back."""
+    """Return a model's ``__call__`` that uses mlx-cuda's matmuls; one thread at a time, which restores MLX's own."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         with _lock, our_products():

@@ -116,39 +116,40 @@ def attention(
     force_fused: bool = False,
     stream: StreamOrDevice = None,
 ) -> AttentionCall:
-    """``softmax(scale * q @ k.T + mask) @ v`` per head, with grouped queries: "Attention Is All You Need" (arXiv:1706.03762) and
-    "GQA" (arXiv:2305.13245).
+    """Compute ``softmax(scale * q @ k.T + mask) @ v`` per head, with grouped queries.
+
+    Source: "Attention Is All You Need" (arXiv:1706.03762), "GQA" (arXiv:2305.13245).
 
     Args:
         q: Queries, ``[B, H, Tq, D]``.
         k: Keys, ``[B, Hkv, Tk, D]``, where H is a multiple of Hkv.
         v: Values, ``[B, Hkv, Tk, Dv]``.
         scale: Factor of the scores; default ``1 / sqrt(D)``.
-        mask: None; ``"causal"``, aligned to the lower right: query i sees the keys ``j <= i + Tk - Tq``; a bool array (True: seen); or
-            an additive array of a type that promotes to that of the result. Arrays broadcast to ``[B, H, Tq, Tk]``.
-        window_size: How many keys before its own place ``i + Tk - Tq`` a query sees, or a pair: before and after it (None: all).
-            Together with ``mask="causal"`` none after it. "Longformer" (arXiv:2004.05150).
-        softcap: Scores become ``softcap * tanh(scores / softcap)`` before masks: "Gemma 2" (arXiv:2408.00118).
-        sinks: ``[H]``: a score for each head that takes part in the softmax and has no value (gpt-oss; arXiv:2309.17453).
-        lengths: int32 ``[B]``: only the first ``lengths[b]`` keys are there, and the queries are the last Tq before that end.
-        left_padding: int32 ``[B]``: the first ``left_padding[b]`` keys are not there.
-        return_lse: Return as well, in float32 ``[B, H, Tq]``, the natural logarithm of the sum of the exponentials of each query's
-            scores, the sink's included: what results over parts of the keys are joined with.
-        deterministic: Compute gradients the same to the bit each time, where that is slower. The result itself always is.
-        force_fused: Raise instead of using a route that writes the ``[Tq, Tk]`` scores to memory.
+        mask: None; ``"causal"``, aligned to the lower right: query i attends to the keys ``j <= i + Tk - Tq``; a bool array (True:
+            attend); or an additive array of a type that promotes to that of the result. Arrays broadcast to ``[B, H, Tq, Tk]``.
+        window_size: Sliding window: the number of keys before position ``i + Tk - Tq`` that query i attends to, or a pair: before and
+            after it (None: all). With ``mask="causal"`` none after it. "Longformer" (arXiv:2004.05150).
+        softcap: Logit softcapping: scores become ``softcap * tanh(scores / softcap)`` before masks. "Gemma 2" (arXiv:2408.00118).
+        sinks: Attention sinks, ``[H]``: one more score per head in the softmax, without a value (gpt-oss; arXiv:2309.17453).
+        lengths: int32 ``[B]``: only the first ``lengths[b]`` keys are valid, and the queries are the last Tq positions before that end.
+        left_padding: int32 ``[B]``: the first ``left_padding[b]`` keys are padding.
+        return_lse: Also return the log-sum-exp (natural logarithm) of each query's scores, sinks included, as float32 ``[B, H, Tq]``. It
+            merges results over parts of the keys.
+        deterministic: Compute bit-identical gradients in every run, which is slower. The forward result always is.
+        force_fused: Raise an error instead of using an engine that writes the ``[Tq, Tk]`` scores to memory.
         stream: Stream or device to run on.
 
     Returns:
-        An array ``[B, H, Tq, Dv]`` in the dtype that q, k and v promote to; with ``return_lse`` a pair of it and the logarithms. A query
-        that sees no key gives zeros (and minus infinity, or its sink), never NaN, and passes no gradient.
+        An array ``[B, H, Tq, Dv]`` in the dtype that q, k and v promote to; with ``return_lse`` a pair of it and the log-sum-exp. A fully
+        masked query returns zeros (log-sum-exp: minus infinity, or its sink), never NaN, and has zero gradients.
 
     Raises:
-        ValueError: The shapes, an option or the dtype do not fit, or ``force_fused`` is set and no fused kernel takes the case.
-        TypeError: An argument is no MLX array.
+        ValueError: Shapes, dtypes or an option do not fit, or ``force_fused`` is set and no fused kernel supports the call.
+        TypeError: An argument is not an MLX array.
 
-    On a CUDA GPU of compute capability 8.0 or newer, float16 and bfloat16 with D and Dv multiples of 8 up to 256 are fused: up to 32
-    queries by a kernel of ours that reads keys and values once; more of them by cuDNN, or, with array masks, softcap, ragged lengths or
-    windows beyond a causal one, by our flash kernel. :func:`explain` says which, and why. Everything else is composed of MLX's operations.
+    On GPUs of compute capability 8.0 or newer, float16 and bfloat16 with D and Dv multiples of 8 up to 256 run fused: up to 32 queries
+    in mlx-cuda's split-KV decode kernel; more in cuDNN, or in mlx-cuda's FlashAttention kernel with array masks, softcapping, ragged
+    lengths or non-causal windows. :func:`explain` returns which, and why. Other calls run on MLX's operations.
     """
     on = resolve(stream)
     with mx.stream(on):

@@ -110,35 +110,36 @@ def attention_varlen(
     force_fused: bool = False,
     stream: StreamOrDevice = None,
 ) -> VarlenCall:
-    """:func:`attention` within each of several sequences, which lie one after another.
+    """Compute :func:`attention` within each sequence of a ragged batch (varlen), packed without padding.
 
     Args:
-        q: Queries, ``[total_q, H, D]``: sequence s has the rows from ``cu_seqlens_q[s]`` up to ``cu_seqlens_q[s + 1]``.
-        k: Keys, ``[total_k, Hkv, D]``, likewise.
-        v: Values, ``[total_k, Hkv, Dv]``.
-        cu_seqlens_q: int32 ``[sequences + 1]``, rising from 0 to total_q at most; a sequence may be empty.
-        cu_seqlens_k: Likewise for k and v, to total_k at most.
+        q: Queries, ``[total_q, H, D]``: sequence s is ``q[cu_seqlens_q[s]:cu_seqlens_q[s + 1]]``.
+        k: Keys, ``[total_k, Hkv, D]``, split by ``cu_seqlens_k``.
+        v: Values, ``[total_k, Hkv, Dv]``, split by ``cu_seqlens_k``.
+        cu_seqlens_q: int32 ``[sequences + 1]``, increasing from 0 to at most total_q; sequences may be empty.
+        cu_seqlens_k: int32 ``[sequences + 1]``, increasing from 0 to at most total_k.
         max_seqlen_q: The most queries of one sequence, or more.
         max_seqlen_k: The most keys of one sequence, or more.
         scale: Factor of the scores; default ``1 / sqrt(D)``.
-        mask: None, or ``"causal"``: the last query of a sequence sees all its keys, the one before all but one, and so on.
-        window_size: As in :func:`attention`, by places within a sequence.
+        mask: None, or ``"causal"``, aligned to the end of each sequence: its last query attends to all its keys.
+        window_size: As in :func:`attention`, by positions within a sequence.
         softcap: As in :func:`attention`.
         sinks: As in :func:`attention`.
-        return_lse: Return the logarithms of the sums as well, in float32 ``[H, total_q]``.
-        force_fused: Raise instead of using a route that pads the sequences.
+        return_lse: Also return the log-sum-exp, as float32 ``[H, total_q]``.
+        force_fused: Raise an error instead of using an engine that pads the sequences.
         stream: Stream or device to run on.
 
     Returns:
-        An array ``[total_q, H, Dv]`` in the dtype that q, k and v promote to; with ``return_lse`` a pair. Rows that belong to no sequence,
-        and queries that see no key, are zeros (and minus infinity).
+        An array ``[total_q, H, Dv]`` in the dtype that q, k and v promote to; with ``return_lse`` a pair. Queries of no sequence, and fully
+        masked ones, are zeros (log-sum-exp: minus infinity).
 
     Raises:
-        ValueError: The shapes, an option or the dtype do not fit, or ``force_fused`` is set and the flash kernel does not take the case.
-        TypeError: An argument is no MLX array.
+        ValueError: Shapes, dtypes or an option do not fit, or ``force_fused`` is set and the FlashAttention kernel does not support the
+            call.
+        TypeError: An argument is not an MLX array.
 
-    Where :func:`attention` would use our flash kernel for an array mask, that reads the sequences where they lie. Everything else, and
-    gradients, go through :func:`attention` on padded sequences; no route waits for the lengths on the host.
+    mlx-cuda's FlashAttention kernel reads the packed sequences in the cases in which :func:`attention` uses it for an array mask. Other
+    calls, and gradients, run :func:`attention` on padded sequences. No engine synchronizes with the CPU.
     """
     require_arrays("attention_varlen", q=q, k=k, v=v)
     dtype = _dtype(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)

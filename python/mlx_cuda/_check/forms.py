@@ -84,7 +84,7 @@ class Task(TypedDict):
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. Numbers are those of MLX by itself, under :func:`mlx_cuda.patch`, and in float32, where there are any."""
+    """A row of the table. Numbers are those of MLX alone, with :func:`mlx_cuda.patch`, and in float32, if measured."""
 
     name: str
     status: Status
@@ -97,10 +97,10 @@ class Row:
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """What :func:`mlx_cuda.check` has found. ``ok``: no row has the status "fail".
+    """The result of :func:`mlx_cuda.check`. ``ok``: no row has the status "fail".
 
-    ``about`` says which model, versions and device; ``calls`` which engines the functions of a prompt got, ``steps`` whether decode steps
-    were launched as CUDA graphs, both with the reason.
+    ``about`` has the model, versions and device, ``calls`` the engines of prefill, and ``steps`` whether decode steps were launched as CUDA
+    graphs, both with the reason.
     """
 
     model: str

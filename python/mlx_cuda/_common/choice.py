@@ -1,4 +1,4 @@
-"""What the rules of all operations say, and what they are made of."""
+"""Engines, and the parts of dispatch rules that all operations share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OLDEST_GPU = (8, 0)  # of cuDNN's fused attention, and of the tensor core instru
 
 
 class Gpu(NamedTuple):
-    """Where a call runs, as far as rules ask: a GPU with a native module, MLX's CUDA backend alone, or (no capability) neither."""
+    """The device of a call, for dispatch rules: a GPU with a native module, MLX's CUDA backend only, or (no capability) neither."""
 
     capability: tuple[int, int]
     absent: str = ""  # why there is no native module
@@ -28,7 +28,7 @@ class Gpu(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """Who computes the call, and the rule that says so: what speaks for the engine, or against those before it."""
+    """The engine of a call, and the reason: the rule that selected it, or that excluded the engines before it."""
 
     engine: EngineName
     reason: str
@@ -36,17 +36,17 @@ class Choice:
 
 
 def first_reason(rules: tuple[tuple[bool, str], ...]) -> str:
-    """The reason of the first rule that applies, or none."""
+    """Return the reason of the first rule that applies, or an empty string."""
     return next((reason for applies, reason in rules if applies), "")
 
 
 def native_elementwise(dtype: str, sizes: tuple[int, ...]) -> bool:
-    """Whether the native kernels take this dtype and these sizes."""
+    """Return whether the native kernels support this dtype and these sizes."""
     return not against_native(dtype, sizes)
 
 
 def against_native(dtype: str, sizes: tuple[int, ...]) -> str:
-    """The first rule that speaks against that."""
+    """Return the first rule that excludes the native kernels."""
     return first_reason((
         (0 in sizes, "a dimension is 0"),
         (dtype not in NATIVE, f"our kernels compute {', '.join(NATIVE)}, not {dtype}"),
@@ -54,5 +54,5 @@ def against_native(dtype: str, sizes: tuple[int, ...]) -> str:
 
 
 def sm(capability: tuple[int, int]) -> str:
-    """Such as sm_90."""
+    """Return a name such as sm_90."""
     return "sm_" + "".join(map(str, capability))

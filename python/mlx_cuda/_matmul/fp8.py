@@ -52,27 +52,27 @@ def fp8_matmul(
     a: mx.array, b: mx.array, *, scale_a: mx.array | None = None, scale_b: mx.array | None = None, bias: mx.array | None = None,
     out_dtype: mx.Dtype = mx.bfloat16, stream: StreamOrDevice = None,
 ) -> Fp8Call:  # fmt: skip
-    """``(scale_a * a) @ (scale_b * b).T + bias`` of e4m3 numbers, in uint8 as :func:`mlx.core.to_fp8` gives them.
+    """Compute ``(scale_a * a) @ (scale_b * b).T + bias`` for FP8 (E4M3) operands, uint8 as :func:`mlx.core.to_fp8` returns them.
 
     Args:
-        a: ``[..., M, K]``.
-        b: ``[N, K]``, as :class:`mlx.nn.Linear` keeps its weights.
-        scale_a: One for all (``[]`` or ``[1]``), one for each row (``[..., M, 1]``), or one for each 128 numbers of a row
-            (``[..., M, ceil(K / 128)]``): what :func:`quantize_fp8` gives with ``axis`` None, -1 and ``"block128"``.
-        scale_b: One for all, one for each row (``[N, 1]``), or one for each tile of 128 x 128
+        a: FP8 ``[..., M, K]``.
+        b: FP8 ``[N, K]``, in the layout of :class:`mlx.nn.Linear`.
+        scale_a: One scale for all (``[]`` or ``[1]``), per token (``[..., M, 1]``), or per 128 values of a token
+            (``[..., M, ceil(K / 128)]``): as :func:`quantize_fp8` returns them with ``axis`` None, -1 and ``"block128"``.
+        scale_b: One scale for all, per output (``[N, 1]``), or per tile of 128 x 128
             (``[ceil(N / 128), ceil(K / 128)]``, ``axis="block128x128"``).
         bias: ``[N]``.
         out_dtype: bfloat16, float16 or float32.
         stream: Stream or device to run on.
 
     Returns:
-        An array ``[..., M, N]`` of ``out_dtype``, summed in float32. Gradients reach the bias alone.
+        An array ``[..., M, N]`` of ``out_dtype``, accumulated in float32. Only the bias has gradients.
 
     Raises:
-        ValueError: The shapes or dtypes do not fit.
-        TypeError: An argument is no MLX array, or ``out_dtype`` no dtype.
+        ValueError: Shapes or dtypes do not fit.
+        TypeError: An argument is not an MLX array, or ``out_dtype`` is not a dtype.
 
-    On GPUs from sm_89 on cuBLASLt multiplies the numbers as they are; elsewhere they are converted to float32.
+    From sm_89 on, cuBLASLt multiplies in FP8; on other devices the operands are converted to float32.
     """
     optional = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias}
     require_arrays("fp8_matmul", tuple(optional), a=a, b=b, **optional)
@@ -148,24 +148,24 @@ def _spread(scales: mx.array, shape: Shape) -> mx.array:
 
 @operation("tuple[mx.array, mx.array]", is_cached=False)
 def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = None) -> DirectCall[tuple[mx.array, mx.array]]:
-    """Numbers as e4m3, and the scales that they have to be multiplied with.
+    """Quantize an array to FP8 (E4M3) and return the values with their scales.
 
     Args:
-        x: Numbers, ``[..., K]``; with ``axis="block128x128"`` ``[N, K]``.
-        axis: What shares a scale: None: all numbers; -1: those of a row; ``"block128"``: each 128 numbers of a row (for
-            activations); ``"block128x128"``: each tile of 128 x 128 (for weights).
+        x: Values, ``[..., K]``; with ``axis="block128x128"`` ``[N, K]``.
+        axis: The values that share a scale: None: all; -1: the last axis; ``"block128"``: 128 values of the last axis (for
+            activations); ``"block128x128"``: a tile of 128 x 128 (for weights).
         stream: Stream or device to run on.
 
     Returns:
-        The numbers in uint8 as :func:`mlx.core.to_fp8` gives them, and float32 scales ``[1]``, ``[..., 1]``, ``[..., ceil(K / 128)]``
-        or ``[ceil(N / 128), ceil(K / 128)]``: the largest finite magnitude by 448, the largest of e4m3, and at least 2 ** -126.
+        The values in uint8, as :func:`mlx.core.to_fp8` returns them, and float32 scales ``[1]``, ``[..., 1]``, ``[..., ceil(K / 128)]``
+        or ``[ceil(N / 128), ceil(K / 128)]``: the largest finite magnitude divided by 448 (the maximum of E4M3), at least 2 ** -126.
 
     Raises:
         ValueError: The shape, dtype or axis does not fit.
-        TypeError: x is no MLX array.
+        TypeError: x is not an MLX array.
 
-    e4m3 is that of arXiv:2209.05433, without infinities: what is larger than 448 times the scale becomes that, and NaN stays NaN.
-    float16, bfloat16 and float32 on a CUDA GPU are read once or twice by a kernel; everything else is composed of MLX's operations.
+    E4M3 is that of arXiv:2209.05433, without infinities: values above 448 times the scale saturate, NaN stays NaN. float16, bfloat16 and
+    float32 on a CUDA GPU are quantized by a kernel that reads them once or twice; other calls run on MLX's operations.
     """
     require_arrays("quantize_fp8", x=x)
     if axis not in HOW:

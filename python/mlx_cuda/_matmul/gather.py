@@ -109,25 +109,25 @@ def gather_mm(
     sorted_indices: bool = False,
     stream: StreamOrDevice = None,
 ) -> GatherCall:
-    """``a[lhs_indices] @ b[rhs_indices]`` without the copies, as :func:`mlx.core.gather_mm`.
+    """Compute ``a[lhs_indices] @ b[rhs_indices]`` without copies, as :func:`mlx.core.gather_mm`.
 
     Args:
         a: Matrices, ``[..., M, K]``.
-        b: Matrices, ``[..., K, N]``.
-        lhs_indices: Integers, flat indices of a's matrices; default all of them in order. They broadcast with ``rhs_indices``.
-        rhs_indices: Likewise of b's.
-        sorted_indices: Whether the indices rise, where only one of the two is given.
+        b: Matrices, ``[..., K, N]``, such as the weights of MoE experts.
+        lhs_indices: Integers, flat indices of a's matrices; default: all in order. They broadcast with ``rhs_indices``.
+        rhs_indices: Integers, flat indices of b's matrices; default: all in order.
+        sorted_indices: Whether the indices are sorted, if only one of the two is given.
         stream: Stream or device to run on.
 
     Returns:
-        An array of the indices' shape and ``[M, N]``, in the dtype that a and b promote to.
+        An array of the shape of the indices and ``[M, N]``, in the dtype that a and b promote to.
 
     Raises:
-        ValueError: The shapes or dtypes do not fit.
-        TypeError: An argument is no MLX array, or an option not of the type that MLX takes.
+        ValueError: Shapes or dtypes do not fit.
+        TypeError: An argument is not an MLX array, or an option has a type that MLX does not accept.
 
-    float16 and bfloat16 with K a multiple of 8 on a CUDA GPU: few rows go to a kernel that reads the matrices that they name, more of
-    them to the kernel of :func:`grouped_matmul`, in the order of ``rhs_indices``. Without indices it is :func:`mlx.core.matmul`.
+    On a CUDA GPU, float16 and bfloat16 with K a multiple of 8: few tokens run in a kernel that reads the selected matrices, more in the
+    grouped GEMM of :func:`grouped_matmul`, sorted by ``rhs_indices``. Without indices it is :func:`mlx.core.matmul`.
     Gradients reach a and b.
     """
     vectors = []  # are a row and a column, but in a plain product
@@ -160,33 +160,33 @@ def gather_qmm(
     sorted_indices: bool = False,
     stream: StreamOrDevice = None,
 ) -> GatherCall | QuantizedCall:
-    """:func:`gather_mm` with quantised matrices, as :func:`mlx.core.gather_qmm`.
+    """Compute :func:`gather_mm` with quantized weights, as :func:`mlx.core.gather_qmm`.
 
     Args:
         x: Matrices, ``[..., M, K]``.
-        w: Matrices as :func:`mlx.core.quantize` packs them, as in :func:`quantized_matmul`.
-        scales: A scale for each group of numbers in a row of w.
-        biases: Likewise a bias, for ``"affine"`` only.
+        w: Weights as :func:`mlx.core.quantize` returns them, as in :func:`quantized_matmul`.
+        scales: One scale for each group of values along the last axis of w.
+        biases: One bias for each group, for ``"affine"`` only.
         lhs_indices: As in :func:`gather_mm`.
         rhs_indices: As in :func:`gather_mm`.
-        transpose: Whether to multiply with the transposed weights.
-        group_size: Numbers that share a scale; default that of the mode.
-        bits: Bits of a number; default that of the mode.
+        transpose: Whether to multiply by the transposed weights.
+        group_size: Values that share a scale; default: that of the mode.
+        bits: Bits of a value; default: that of the mode.
         mode: ``"affine"``, ``"mxfp4"``, ``"mxfp8"`` or ``"nvfp4"``.
-        global_scale: float32 ``[E]``, a further scale of each expert, for ``"nvfp4"`` on the GPU: computed by MLX.
+        global_scale: float32 ``[E]``, one more scale per expert, for ``"nvfp4"`` on the GPU: computed by MLX.
         sorted_indices: As in :func:`gather_mm`.
         stream: Stream or device to run on.
 
     Returns:
-        An array of the indices' shape and ``[M, N]``, in the dtype that x and the affine scales and biases promote to.
+        An array of the shape of the indices and ``[M, N]``, in the dtype that x and the affine scales and biases promote to.
 
     Raises:
-        ValueError: The shapes, dtypes or the quantisation do not fit.
-        TypeError: An argument is no MLX array, or an option not of the type that MLX takes.
+        ValueError: Shapes, dtypes or the quantization do not fit.
+        TypeError: An argument is not an MLX array, or an option has a type that MLX does not accept.
 
-    float16, bfloat16 and float32 on a CUDA GPU: up to 64 rows by kernels that read each named expert's weights once; more of 16 bits as
-    in :func:`gather_mm`, with weights that the kernel unpacks itself (Hopper, K a multiple of 64) or that are dequantised before. The rest
-    is MLX's own. Gradients reach x, and affine scales and biases.
+    On a CUDA GPU, float16, bfloat16 and float32: up to 64 tokens run in kernels that read the weights of each selected expert once; more
+    16-bit tokens in the grouped GEMM, whose weights are dequantized in the kernel (Hopper, K a multiple of 64) or before it. Other calls
+    are MLX's. Gradients reach x, and affine scales and biases.
     """
     if lhs_indices is None and rhs_indices is None and global_scale is None:  # one of quantized_matmul
         require_flags("gather_qmm", sorted_indices=sorted_indices)

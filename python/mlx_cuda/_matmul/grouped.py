@@ -69,24 +69,24 @@ class GroupedCall(Call[mx.array]):
 
 @operation()
 def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None) -> GroupedCall:
-    """Each group of rows by the matrix of its own: ``x[offsets[e]:offsets[e + 1]] @ w[e].T``.
+    """Compute ``x[offsets[e]:offsets[e + 1]] @ w[e].T`` for each group e in one grouped GEMM.
 
     Args:
-        x: Rows in the order of the groups, ``[M, K]``.
-        w: A matrix for each group, ``[E, N, K]``, or ``[E, K, N]`` without ``transpose``.
-        offsets: int32 ``[E + 1]``, rising from 0 to M at most, on the device: nothing waits for it. Groups may be empty.
-        transpose: Whether to multiply with the transposed matrices.
+        x: Tokens sorted by group, ``[M, K]``.
+        w: One matrix per group, ``[E, N, K]``, or ``[E, K, N]`` without ``transpose``.
+        offsets: int32 ``[E + 1]``, increasing from 0 to at most M. They stay on the device: nothing synchronizes. Groups may be empty.
+        transpose: Whether to multiply by the transposed matrices.
         stream: Stream or device to run on.
 
     Returns:
-        An array ``[M, N]`` in the dtype that x and w promote to. Rows beyond the last group are zeros.
+        An array ``[M, N]`` in the dtype that x and w promote to. Tokens after the last group are zeros.
 
     Raises:
-        ValueError: The shapes or dtypes do not fit.
-        TypeError: An argument is no MLX array, or ``transpose`` neither True nor False.
+        ValueError: Shapes or dtypes do not fit.
+        TypeError: An argument is not an MLX array, or ``transpose`` is not a bool.
 
-    float16 and bfloat16 with K a multiple of 8 on a CUDA GPU are computed by one grouped kernel, however many groups there are;
-    everything else by :func:`mlx.core.gather_mm`. Gradients reach x and w.
+    float16 and bfloat16 with K a multiple of 8 on a CUDA GPU run in one grouped GEMM for any number of groups, other calls in
+    :func:`mlx.core.gather_mm`. Gradients reach x and w.
     """
     require_arrays("grouped_matmul", x=x, w=w, offsets=offsets)
     require_flags("grouped_matmul", transpose=transpose)

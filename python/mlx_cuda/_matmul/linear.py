@@ -23,11 +23,11 @@ Activation = Literal["relu", "gelu_approx"]
 def linear(
     x: mx.array, w: mx.array, bias: mx.array | None = None, *, activation: Activation | None = None, stream: StreamOrDevice = None
 ) -> DirectCall[mx.array]:
-    """``activation(x @ w.T + bias)``, on a CUDA GPU as one cuBLASLt call with bias and activation in its epilogue.
+    """Compute ``activation(x @ w.T + bias)``, as one cuBLASLt call with a fused epilogue on a CUDA GPU.
 
     Args:
         x: Inputs, ``[..., K]``.
-        w: Weights, ``[N, K]`` as :class:`mlx.nn.Linear` keeps them.
+        w: Weights, ``[N, K]``, in the layout of :class:`mlx.nn.Linear`.
         bias: Bias, ``[N]``.
         activation: ``"relu"``, ``"gelu_approx"`` (the tanh form, as :func:`mlx.nn.gelu_approx`) or None.
         stream: Stream or device to run on.
@@ -36,11 +36,11 @@ def linear(
         An array ``[..., N]`` in the dtype that x, w and bias promote to.
 
     Raises:
-        ValueError: The shapes do not fit, the promoted dtype is neither floating point nor complex, or the activation is unknown
-            or has no meaning for complex numbers.
-        TypeError: An argument is no MLX array.
+        ValueError: Shapes do not fit, the promoted dtype is neither floating point nor complex, or the activation is unknown
+            or undefined for complex numbers.
+        TypeError: An argument is not an MLX array.
 
-    float16, bfloat16 and float32 on a CUDA GPU use the native module; everything else composes MLX's operations.
+    float16, bfloat16 and float32 on a CUDA GPU run in the native module, other calls on MLX's operations.
     """
     try:
         if bias is None:

@@ -75,30 +75,30 @@ def quantized_matmul(
     *,
     stream: StreamOrDevice = None,
 ) -> QuantizedCall:
-    """``x @ w.T`` (or ``x @ w``) with quantised weights, as :func:`mlx.core.quantized_matmul`.
+    """Compute ``x @ w.T`` (or ``x @ w``) with quantized weights, as :func:`mlx.core.quantized_matmul`.
 
     Args:
-        x: Inputs, ``[..., K]``.
-        w: Weights as :func:`mlx.core.quantize` packs them, in uint32: ``[N, K * bits / 32]``, or ``[K, N * bits / 32]`` without
-            ``transpose``; further dimensions before them broadcast with those of x.
-        scales: A scale for each group of numbers in a row of w.
-        biases: Likewise a bias, for ``"affine"`` only.
-        transpose: Whether to multiply with the transposed weights.
-        group_size: Numbers that share a scale; default that of the mode.
-        bits: Bits of a number; default that of the mode.
-        mode: ``"affine"``, ``"mxfp4"``, ``"mxfp8"`` (of the microscaling formats, arXiv:2310.10537) or ``"nvfp4"``.
+        x: Inputs, ``[..., M, K]``.
+        w: Weights as :func:`mlx.core.quantize` returns them, uint32 ``[N, K * bits / 32]``, or ``[K, N * bits / 32]`` without
+            ``transpose``; leading dimensions broadcast with those of x.
+        scales: One scale for each group of values along the last axis of w.
+        biases: One bias for each group, for ``"affine"`` only.
+        transpose: Whether to multiply by the transposed weights.
+        group_size: Values that share a scale; default: that of the mode.
+        bits: Bits of a value; default: that of the mode.
+        mode: ``"affine"``, ``"mxfp4"``, ``"mxfp8"`` (microscaling formats, arXiv:2310.10537) or ``"nvfp4"``.
         stream: Stream or device to run on.
 
     Returns:
-        An array ``[..., N]`` in the dtype that x and the affine scales and biases promote to.
+        An array ``[..., M, N]`` in the dtype that x and the affine scales and biases promote to.
 
     Raises:
-        ValueError: The shapes, dtypes or the quantisation do not fit.
-        TypeError: An argument is no MLX array, or an option not of the type that MLX takes.
+        ValueError: Shapes, dtypes or the quantization do not fit.
+        TypeError: An argument is not an MLX array, or an option has a type that MLX does not accept.
 
-    float16, bfloat16 and float32 on a CUDA GPU: up to 64 rows by kernels that read each weight once (512 of 16 bits with transposed
-    weights on Hopper), more by dequantising tiles of the weights for a dense product. The rest is MLX's own.
-    ``mlx_cuda.explain(mlx_cuda.quantized_matmul, …)`` says which, and why.
+    On a CUDA GPU, float16, bfloat16 and float32 with M up to 64 (512 for 16-bit x and transposed weights on Hopper) run in small-M GEMMs
+    that read each weight once. Larger M is computed by dequantizing tiles of the weights for a dense GEMM. Other calls are MLX's.
+    ``mlx_cuda.explain(mlx_cuda.quantized_matmul, …)`` returns which, and why.
     Gradients reach x, and affine scales and biases.
     """
     on = resolve(stream)

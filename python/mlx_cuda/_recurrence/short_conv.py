@@ -57,31 +57,31 @@ def short_conv(
     activation: Activation | None = None,
     stream: StreamOrDevice = None,
 ) -> DirectCall[tuple[mx.array, mx.array]]:
-    """A causal convolution of each channel with its own few taps, for prompts and for tokens that follow::
+    """Compute a causal depthwise convolution with few taps, and its state for the next tokens::
 
-        rows = concatenate([state, x], axis=1)
-        y[:, t] = activation(sum over k of weight[:, k] * rows[:, t + k] + bias)
+        inputs = concatenate([state, x], axis=1)
+        y[:, t] = activation(sum over k of weight[:, k] * inputs[:, t + k] + bias)
 
-    as Mamba (arXiv:2312.00752), Qwen 3 Next and Kimi Linear have it before linear attention.
+    Source: Mamba (arXiv:2312.00752); Qwen3-Next and Kimi Linear have it before linear attention.
 
     Args:
-        x: What goes in, ``[B, T, C]``.
+        x: Inputs, ``[B, T, C]``.
         weight: ``[C, K]``, or ``[C, K, 1]`` as :class:`mlx.nn.Conv1d` with ``groups=C`` has it.
         bias: ``[C]``; default none.
-        state: The K - 1 rows before the first, ``[B, K - 1, C]``; default zeros.
-        activation: ``"silu"``, or none.
+        state: The K - 1 inputs before the first, ``[B, K - 1, C]``; default zeros.
+        activation: ``"silu"`` or None.
         stream: Stream or device to run on.
 
     Returns:
-        y, ``[B, T, C]`` in the dtype that x and weight promote to (float32 where that is no floating point type), and the last K - 1 rows
-        in the same: the state for the tokens that follow.
+        y, ``[B, T, C]`` in the dtype that x and weight promote to (float32 if that is not a floating point type), and the last K - 1 inputs
+        in the same dtype: the state for the next tokens.
 
     Raises:
-        ValueError: The shapes do not fit, a dtype is complex, or the activation is another one.
-        TypeError: An argument is no MLX array.
+        ValueError: Shapes do not fit, a dtype is complex, or the activation is unknown.
+        TypeError: An argument is not an MLX array.
 
-    On a CUDA GPU, float16 and bfloat16 with a multiple of eight channels and three or four taps are one kernel, which computes in float32
-    and rounds once; of one token also others. Everything else, and derivatives, are MLX's operations.
+    On a CUDA GPU, float16 and bfloat16 with a multiple of eight channels and three or four taps run in one kernel, which computes in
+    float32 and rounds once; single tokens also with other sizes. Other calls, and gradients, run on MLX's operations.
     """
     on = resolve(stream)
     with mx.stream(on):

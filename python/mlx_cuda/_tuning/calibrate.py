@@ -42,7 +42,7 @@ class Change:
 
 @dataclass
 class Calibration:
-    """What :func:`calibrate` found."""
+    """The result of :func:`calibrate`."""
 
     gpu: str
     limits: DispatchThresholds
@@ -52,27 +52,28 @@ class Calibration:
 
 
 def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] | None = None, path: Path | None = None) -> Calibration:
-    """Measure which engine is the fastest for which calls on the first GPU, and have all calls go by that, now and in later processes.
+    """Measure the dispatch thresholds of the first GPU and use them, in this and later processes.
 
-    The limits at which one engine passes calls on to the next (rows of quantised products, queries of attention, and who takes chunks of
-    a prompt and additive masks) were measured on some GPUs; elsewhere they are careful: MLX's own kernels where ours are not known to be
-    faster. This tries them, but for those of as many queries as keys and, in float32, of weights of more than 4 bits. Nothing else should
-    run on the GPU meanwhile. It takes 2 GB of its memory at most.
+    Thresholds are the largest M of quantized GEMMs and the most queries of attention for which an engine is used, and the engines of
+    chunked prefill and additive masks. They were measured on some GPUs; on others, conservative defaults use MLX's kernels unless
+    mlx-cuda's are known to be faster. Thresholds of as many queries as keys and, in float32, of weights with more than 4 bits are not
+    measured. Nothing else should run on the GPU. At most 2 GB of its memory is used.
 
     Args:
-        seconds: How long it may take. What it does not come to stays as it was.
-        progress: Is called with the share that is done, from 0 to 1, and the name of the limit that is next.
-        path: The file of what is found. By default beside that of :func:`tune`: ``mlx-cuda/tuned-limits.json`` in the user's cache.
+        seconds: Time limit. Thresholds that were not measured keep their value.
+        progress: Called with the share that is done, from 0 to 1, and the name of the next threshold.
+        path: File of the results; default: next to that of :func:`tune`, ``mlx-cuda/tuned-limits.json`` in the user's cache.
 
     Returns:
-        A :class:`Calibration` with what changed, what that gains, and what was left. If all was left, nothing is kept.
+        A :class:`Calibration` with the changes, their speedups, and the thresholds that were not measured. If none was measured, nothing is
+        stored.
 
     Raises:
         BackendError: There is no CUDA GPU, or no native module for it.
         ValueError: MLX_CUDA_CAPABILITY is set.
 
-    Results of the engines are compared as well: one that gives others is left alone. What is found holds for a GPU's name, the driver, and
-    the versions of MLX and mlx-cuda. An error or an interrupt leaves everything as it was.
+    An engine whose results differ from the other's is excluded. Results are valid for one GPU name, driver, and MLX and mlx-cuda version.
+    An error or an interrupt leaves everything unchanged.
     """
     engine = native.engine(mx.default_stream(mx.gpu)) if native.on_cuda() else "MLX offers no CUDA GPU here"
     if isinstance(engine, str):
