@@ -25,7 +25,7 @@ from ._patch import our_products
 from ._replay.errors import NotReplayed
 
 _lock = threading.RLock()
-INVARIANT = "patch(batch_invariant=True) is on, and steps have kernels of their own"
+INVARIANT = "patch(batch_invariant=True) is on, and captured steps use other kernels"
 
 
 @dataclass
@@ -45,11 +45,11 @@ class StepCall(Call[Any]):
             return Choice("mlx", INVARIANT)
         state = decoding_of(self.model)
         if not state.captures:
-            reason = state.reason or "this thread has no recording of it: another has, or it was let go of"
+            reason = state.reason or "this thread has no capture of it: another has, or it was released"
             others = left_alone(package_of(type(self.model)))
             unknown = [f"left alone, as their code is not known: {', '.join(others)}"] if others else []
             return Choice("mlx", "; ".join([not_replaying(self.model) or reason, *unknown]))
-        return Choice("replay", f"its step was recorded: {state.captures[0].step.nodes} nodes in one launch")
+        return Choice("replay", f"its step was captured: {state.captures[0].step.nodes} nodes in one launch")
 
     def kernel(self) -> str:
         """What a captured step consists of."""
@@ -60,28 +60,28 @@ class StepCall(Call[Any]):
     def result(self) -> Any:
         model, tokens, cache = self.model, self.tokens, self.cache
         if setting.on:
-            raise ValueError(f"[decode_step] The step cannot be replayed: {INVARIANT}.")
+            raise ValueError(f"[decode_step] The step cannot be captured: {INVARIANT}.")
         on = resolve(self.stream)
         with mx.stream(on):
             if mx.cuda.is_available():
                 native.load()
             if not is_step(tokens, cache):
                 raise ValueError(
-                    f"[decode_step] It takes tokens [B, 1] and a list of caches, on a CUDA GPU, got {_described(tokens, cache)}."
+                    f"[decode_step] It needs tokens [B, 1] and a list of caches, on a CUDA GPU, got {_described(tokens, cache)}."
                 )
             engine = native.engine(on)
             if not isinstance(engine, str) and engine.capability < OLDEST_GPU:
-                raise ValueError(f"[decode_step] Steps are replayed on GPUs from {sm(OLDEST_GPU)} on, got {sm(engine.capability)}.")
+                raise ValueError(f"[decode_step] Steps are captured on GPUs from {sm(OLDEST_GPU)} on, got {sm(engine.capability)}.")
             try:
                 for each in cache:
                     kind_of(each)
             except NotReplayed as reason:
-                raise ValueError(f"[decode_step] The step cannot be replayed: {reason}.") from reason
+                raise ValueError(f"[decode_step] The step cannot be captured: {reason}.") from reason
             before, function = standing(cache, updated=True), type(model).__call__
             logits, state = step_of(model, _with_ours(getattr(function, "unpatched", function)), tokens, cache, {}, at_once=True)
             if state.reason and not several_processes():
                 put_back(cache, before)
-                raise ValueError(f"[decode_step] The step cannot be replayed: {state.reason}.")
+                raise ValueError(f"[decode_step] The step cannot be captured: {state.reason}.")
             return logits
 
 

@@ -260,7 +260,7 @@ def run(
         return [mx.concatenate([mx.zeros((*shape[:2], blind, shape[3]), q.dtype), *seeing], axis=2)]
     if choice.engine in OURS:
         return fused(choice.engine, q, k, v, options, stream)
-    refusal = f"[attention] force_fused is set, but no fused kernel takes this case: {choice.reason}"
+    refusal = f"[attention] force_fused is set, but no fused kernel supports this call: {choice.reason}"
     if choice.engine == "fallback":
         if force_fused:
             raise ValueError(refusal)

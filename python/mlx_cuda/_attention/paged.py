@@ -48,7 +48,7 @@ class PagedCall(AnyAttentionCall):
         if self.choice.engine == "decode":
             return native.module(on).decode_attention(q, k, v, options, on, table)
         if self.force_fused:
-            raise WrongValue(f"[paged_attention] force_fused is set, but no fused kernel takes this case: {self.choice.reason}")
+            raise WrongValue(f"[paged_attention] force_fused is set, but no fused kernel supports this call: {self.choice.reason}")
         return run(q, in_order(k, table), in_order(v, table), options, force_fused=False, stream=on)
 
 

@@ -95,7 +95,7 @@ def choose_attention(case: AttentionCase) -> Choice:
     if not decode:
         return Choice("decode", f"up to {MOST_QUERIES} queries read the keys once")
     if not cudnn and not flash and case.q_len != case.k_len and not case.deterministic and _limits(case).chunks == "flash":
-        return Choice("flash", "the keys of a growing cache: cuDNN would build a plan for each number of them")
+        return Choice("flash", "the keys of a growing cache: cuDNN would build a plan for each length")
     if not cudnn:
         return Choice("cudnn", decode)
     if _additive_upstream(case):
@@ -122,7 +122,7 @@ def equal_choice(q_len: int, k_len: int, window_left: int | None, *, asked: bool
 def choose_varlen(case: AttentionCase) -> Choice:
     """The flash kernel for sequences packed one after another, of whose lengths the case holds the largest."""
     flash = _against_flash(case)
-    return Choice("fallback", flash) if flash else Choice("flash", "sequences are read where they lie")
+    return Choice("fallback", flash) if flash else Choice("flash", "the sequences are read in place")
 
 
 @lru_cache(1024)
@@ -130,19 +130,19 @@ def choose_paged(case: AttentionCase, page_size: int) -> Choice:
     """The decode kernel for keys in pages."""
     decode = _against_decode(case)
     if not decode and page_size % PAGE_TILE:
-        decode = f"the decode kernel takes pages of a multiple of {PAGE_TILE} keys, not {page_size}"
-    return Choice("fallback", decode) if decode else Choice("decode", "pages are read where they lie")
+        decode = f"the decode kernel needs pages of a multiple of {PAGE_TILE} keys, not {page_size}"
+    return Choice("fallback", decode) if decode else Choice("decode", "the pages are read in place")
 
 
 @lru_cache(1024)
 def choose_update(dtype: str, sizes: tuple[int, ...], dims: tuple[int, int]) -> Choice:
     """The kernel that writes new keys and values into pages."""
     odd = next((dim for dim in dims if dim % 8), None)
-    against = against_native(dtype, (*sizes, *dims)) or (f"the kernel takes head_dims that are a multiple of 8, not {odd}" if odd else "")
-    return Choice("fallback", against) if against else Choice("fused", "keys and values in one pass, into the pages' memory")
+    against = against_native(dtype, (*sizes, *dims)) or (f"the kernel needs head_dim a multiple of 8, not {odd}" if odd else "")
+    return Choice("fallback", against) if against else Choice("fused", "keys and values are written in one pass")
 
 
-MOST_PACKED_ROWS = 64  # queries that share a kv head, of the kernel for quantised keys: with more it is faster to dequantise them once
+MOST_PACKED_ROWS = 64  # queries that share a kv head, of the kernel for quantized caches: with more it is faster to dequantise them once
 PACKED_DIMS = 32  # which head_dims are a multiple of
 
 
@@ -151,18 +151,18 @@ def choose_quantized_attention(case: AttentionCase, form: Format, *, page_size: 
     odd = any(dim % PACKED_DIMS for dim in case.dims)
     against = first_reason((
         (case.empty, "a dimension is 0"),
-        (case.dtype not in HALF, f"the kernel for quantised keys computes float16 and bfloat16, not {case.dtype}"),
-        (case.capability < OLDEST_GPU, f"the kernel for quantised keys needs sm_80 or newer, not {sm(case.capability)}"),
+        (case.dtype not in HALF, f"the kernel for quantized caches computes float16 and bfloat16, not {case.dtype}"),
+        (case.capability < OLDEST_GPU, f"the kernel for quantized caches needs sm_80 or newer, not {sm(case.capability)}"),
         (case.rows > MOST_PACKED_ROWS, f"{case.rows} queries share each key, too many to decode"),
-        (form.bits not in {4, 8}, f"the kernel for quantised keys takes 4 and 8 bits, not {form.bits}"),
+        (form.bits not in {4, 8}, f"the kernel for quantized caches supports 4 and 8 bits, not {form.bits}"),
         (not same_dtype, "scales and biases are of another type than the queries"),
         (form.mode != "affine" and case.dtype == "float16", f"the kernel for {form.mode} computes bfloat16"),
-        (odd, f"the kernel for quantised keys takes multiples of {PACKED_DIMS} as head_dim, not {_dims(case)}"),
-        (case.wide, f"the kernel for quantised keys takes no head_dim of {_dims(case)}"),
-        (page_size % PAGE_TILE != 0, f"the kernel for quantised keys takes pages of a multiple of {PAGE_TILE} keys, not {page_size}"),
+        (odd, f"the kernel for quantized caches needs head_dim a multiple of {PACKED_DIMS}, not {_dims(case)}"),
+        (case.wide, f"the kernel for quantized caches does not support head_dim {_dims(case)}"),
+        (page_size % PAGE_TILE != 0, f"the kernel for quantized caches needs pages of a multiple of {PAGE_TILE} keys, not {page_size}"),
         (max(case.batch, case.kv_heads * MOST_PACKED_ROWS) > MOST_BLOCKS, f"a grid has at most {MOST_BLOCKS} blocks in two dimensions"),
     ))  # fmt: skip
-    return Choice("fallback", against) if against else Choice("decode", "keys and values are read once, as they are packed")
+    return Choice("fallback", against) if against else Choice("decode", "the quantized cache is read directly")
 
 
 def _limits(case: AttentionCase) -> Attention:
@@ -202,11 +202,11 @@ def _against_cudnn(case: AttentionCase) -> str:
         (any(not_given.values()), f"cuDNN is not given {', '.join(name for name, wanted in not_given.items() if wanted)}"),
         (case.mask == "causal" and case.q_len > case.k_len, "the first queries see no key"),
         (case.q_len < FEWEST_QUERIES, f"a plan for fewer than {FEWEST_QUERIES} queries does not pay"),
-        (any(dim % 8 for dim in case.dims), f"head_dim {_dims(case)} is no multiple of 8"),
+        (any(dim % 8 for dim in case.dims), f"head_dim {_dims(case)} is not a multiple of 8"),
         (max(case.dims) > widest, f"head_dim {_dims(case)} is over {widest}, cuDNN's widest on {sm(case.capability)}"),
         (case.capability < OLDEST_GPU, f"cuDNN's fused attention needs sm_80 or newer, not {sm(case.capability)}"),
         (case.cudnn < OLDEST_CUDNN, f"cuDNN {'.'.join(map(str, case.cudnn))} is older than {'.'.join(map(str, OLDEST_CUDNN))}"),
-        (bool(case.refusal), f"cuDNN does not take it: {case.refusal}"),
+        (bool(case.refusal), f"cuDNN does not support it: {case.refusal}"),
     ))  # fmt: skip
 
 
@@ -216,9 +216,9 @@ def _against_decode(case: AttentionCase) -> str:
         (case.empty, "a dimension is 0"),
         (case.dtype not in HALF, f"the decode kernel computes float16 and bfloat16, not {case.dtype}"),
         (case.capability < OLDEST_GPU, f"the decode kernel needs sm_80 or newer, not {sm(case.capability)}"),
-        (case.q_len > MOST_QUERIES, f"the decode kernel takes up to {MOST_QUERIES} queries"),
-        (any(dim % 8 for dim in case.dims), f"the decode kernel takes multiples of 8 as head_dim, not {_dims(case)}"),
-        (_too_wide(case), f"the decode kernel takes no head_dim of {_dims(case)}"),
+        (case.q_len > MOST_QUERIES, f"the decode kernel supports up to {MOST_QUERIES} queries"),
+        (any(dim % 8 for dim in case.dims), f"the decode kernel needs head_dim a multiple of 8, not {_dims(case)}"),
+        (_too_wide(case), f"the decode kernel does not support head_dim {_dims(case)}"),
         (case.wide and case.capability in SMALL_SHARED_MEMORY, f"{sm(case.capability)} has too little memory for head_dim {_dims(case)}"),
         (max(case.batch, case.kv_heads) > MOST_BLOCKS, f"the decode kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
     ))  # fmt: skip
@@ -230,10 +230,10 @@ def _against_flash(case: AttentionCase) -> str:
     return first_reason((
         (case.empty, "a dimension is 0"),
         (case.dtype not in NATIVE, f"the flash kernel computes {', '.join(NATIVE)}, not {case.dtype}"),
-        (float32 and not case.tf32, "MLX_ENABLE_TF32=0 asks for float32 products"),
+        (float32 and not case.tf32, "MLX_ENABLE_TF32=0 requires float32 matmuls"),
         (float32 and case.q_len < FEWEST_FLOAT32_QUERIES, f"fewer than {FEWEST_FLOAT32_QUERIES} queries in float32 are MLX's"),
         (case.capability < OLDEST_GPU, f"the flash kernel needs sm_80 or newer, not {sm(case.capability)}"),
-        (any(dim % 8 for dim in case.dims), f"the flash kernel takes multiples of 8 as head_dim, not {_dims(case)}"),
-        (_too_wide(case) or (float32 and case.wide), f"the flash kernel takes no head_dim of {_dims(case)}"),
+        (any(dim % 8 for dim in case.dims), f"the flash kernel needs head_dim a multiple of 8, not {_dims(case)}"),
+        (_too_wide(case) or (float32 and case.wide), f"the flash kernel does not support head_dim {_dims(case)}"),
         (max(case.batch, case.heads) > MOST_BLOCKS, f"the flash kernel's grid has at most {MOST_BLOCKS} blocks in two dimensions"),
     ))  # fmt: skip

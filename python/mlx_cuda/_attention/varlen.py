@@ -66,7 +66,7 @@ class VarlenCall(AnyAttentionCall):
         if self.choice.engine == "flash":
             return _fused(q, k, v, packing, options, self.stream)
         if self.force_fused:
-            raise WrongValue(f"[attention_varlen] force_fused is set, but no fused kernel takes this case: {self.choice.reason}")
+            raise WrongValue(f"[attention_varlen] force_fused is set, but no fused kernel supports this call: {self.choice.reason}")
         return padded(q, k, v, packing, options, self.stream)
 
 

@@ -49,7 +49,7 @@ def against_native(dtype: str, sizes: tuple[int, ...]) -> str:
     """Return the first rule that excludes the native kernels."""
     return first_reason((
         (0 in sizes, "a dimension is 0"),
-        (dtype not in NATIVE, f"our kernels compute {', '.join(NATIVE)}, not {dtype}"),
+        (dtype not in NATIVE, f"mlx-cuda's kernels compute {', '.join(NATIVE)}, not {dtype}"),
     ))  # fmt: skip
 
 

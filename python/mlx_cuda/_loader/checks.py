@@ -139,7 +139,7 @@ def check_mlx(env: Environment) -> Outcome:
 def check_backend(env: Environment) -> Outcome:
     """Exactly one backend of MLX is installed, in MLX's own version."""
     if env.system == "darwin":
-        return "skip", "MLX uses Metal here; the operations compose MLX's own"
+        return "skip", "MLX uses Metal here; every function runs on MLX's operations"
     if not env.backends:
         if env.built_from_source:
             return "ok", "MLX brings its own backend (built from source)"

@@ -295,7 +295,7 @@ def _dense_plan(arrays: tuple[Any, ...], transpose: bool, sorted_indices: bool, 
     require_flags("gather_mm", sorted_indices=sorted_indices)
     left, right = a[0], b[0]
     if lhs is None and rhs is None:  # of whose operands MLX says itself what is wrong
-        choice = Choice("mlx", "without indices it is a plain product")
+        choice = Choice("mlx", "without indices it is a plain matmul")
         return GatherPlan(promoted(a[1], b[1]), None, (), left, (), False, False, False, choice)
     if len(left) < 2 or len(right) < 2 or left[-1] != right[-1 if transpose else -2]:
         form = "[..., N, K]" if transpose else "[..., K, N]"

@@ -75,7 +75,7 @@ def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtype
     if against:
         choice = Choice("fallback", against)
     elif math.prod(x[:-1]) == 1 and bias is None and activation is None:
-        choice = Choice("mlx", "one row without bias and activation: MLX's GEMV is faster than cuBLASLt")
+        choice = Choice("mlx", "M = 1 without bias and activation: MLX's GEMV is faster than cuBLASLt")
     else:
         choice = Choice("cublaslt", "bias and activation are in the epilogue, where cuBLASLt has an algorithm with it")
     return None if {*dtypes} == {dtype} else dtype, choice

@@ -29,7 +29,7 @@ SMALL_MULTIPLE = 512  # of k, as measured
 
 
 class Sharing(NamedTuple):
-    """What tells whether few rows share experts so much that these are better read once, on a GPU whose grouped kernel unpacks weights."""
+    """When few tokens share experts so much that the grouped GEMM, which dequantizes weights in its kernel, is faster."""
 
     read: float  # bytes in a microsecond by the kernels for few rows, which read an expert for each row again
     step: float  # microseconds of a step of the grouped kernel
@@ -103,11 +103,11 @@ def choose_quantized(case: QuantizedCase) -> Choice:
     """
     small_m, dense = _against_small_m(case), _against_dequantize(case)
     if not small_m and _is_small(case):
-        return Choice("gemv", "one row of so few weights is read sooner by MLX's kernel, where they lie row after row")
+        return Choice("gemv", "M = 1 and few weights: MLX's GEMV is faster if they are contiguous")
     if not small_m:
-        return Choice("small_m", f"up to {_most_small_m(case)} rows read each weight once")
+        return Choice("small_m", f"up to {_most_small_m(case)} tokens: each weight is read once")
     if not dense and _is_upstream(case):
-        return Choice("mlx", f"{small_m}; up to {_products(case).upstream} rows MLX's kernel is the faster one")
+        return Choice("mlx", f"{small_m}; up to {_products(case).upstream} tokens MLX's kernel is faster")
     if not dense:
         return Choice("dequantize", small_m)
     return _upstream_quantized(case, small_m, dense)
@@ -119,8 +119,8 @@ def choose_gather_qmm(case: QuantizedCase) -> Choice:
     small_m, grouped = _against_small_m(case), _against_grouped_quantized(case)
     if not small_m:
         if not grouped and _shares_experts(case):
-            return Choice("grouped", f"{case.rows} rows share {case.experts} experts")
-        return Choice("small_m", f"up to {_most_small_m(case)} rows read the experts that they name")
+            return Choice("grouped", f"{case.rows} tokens share {case.experts} experts")
+        return Choice("small_m", f"up to {_most_small_m(case)} tokens: the weights of their experts are read")
     if not grouped:
         return Choice("grouped", small_m)
     return _upstream_quantized(case, small_m, grouped)
@@ -131,7 +131,7 @@ def choose_grouped(case: GroupedCase) -> Choice:
     """The grouped kernel, else MLX's own gather_mm."""
     against = _against_grouped(case)
     if not against:
-        return Choice("grouped", "rows of one expert are multiplied together")
+        return Choice("grouped", "one grouped GEMM for all experts")
     return Choice("mlx" if case.gathered else "fallback", against)
 
 
@@ -140,7 +140,7 @@ def choose_fp8(case: Fp8Case) -> Choice:
     """cuBLASLt where it multiplies 8-bit numbers with these scales, else MLX's operations in float32."""
     against = first_reason((
         (0 in (case.rows, case.n, case.k), "a dimension is 0"),
-        (case.capability < OLDEST_FP8_GPU, f"products of e4m3 need sm_89 or newer, not {sm(case.capability)}"),
+        (case.capability < OLDEST_FP8_GPU, f"FP8 matmuls need sm_89 or newer, not {sm(case.capability)}"),
     ))  # fmt: skip
     return Choice("fallback", against) if against else Choice("cublaslt", "cuBLASLt multiplies e4m3 and scales the result")
 
@@ -154,18 +154,18 @@ def choose_quantize_fp8(gpu: Gpu, *, empty: bool, fits: bool) -> Choice:
         (gpu.capability < OLDEST_FP8_GPU, f"kernels for e4m3 need sm_89 or newer, not {sm(gpu.capability)}"),
         (not fits, "a grid has fewer blocks than scales are for"),
     ))  # fmt: skip
-    return Choice("fallback", against) if against else Choice("fused", "numbers are read once or twice")
+    return Choice("fallback", against) if against else Choice("fused", "values are read once or twice")
 
 
 def _against_quantized(case: QuantizedCase) -> str:
     """The first rule that speaks against all of our kernels for quantised weights."""
     return first_reason((
         (0 in (case.rows, case.n, case.k), "a dimension is 0"),
-        (case.dtype not in NATIVE, f"our kernels compute {', '.join(NATIVE)}, not {case.dtype}"),
-        (case.mode == "affine" and case.bits not in NATIVE_BITS, f"our kernels do not read {case.bits} bit"),
-        (case.capability < OLDEST_GPU, f"our kernels need sm_80 or newer, not {sm(case.capability)}"),
+        (case.dtype not in NATIVE, f"mlx-cuda's kernels compute {', '.join(NATIVE)}, not {case.dtype}"),
+        (case.mode == "affine" and case.bits not in NATIVE_BITS, f"mlx-cuda's kernels do not support {case.bits} bit"),
+        (case.capability < OLDEST_GPU, f"mlx-cuda's kernels need sm_80 or newer, not {sm(case.capability)}"),
         (case.batches > 1, f"a batch of {case.batches} weights without indices is MLX's"),
-        (case.global_scale, "scales of whole experts are MLX's"),
+        (case.global_scale, "scales per expert run on MLX"),
     ))  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def _is_small(case: QuantizedCase) -> bool:
 
 def _against_small_m(case: QuantizedCase) -> str:
     most = _most_small_m(case)
-    return _against_quantized(case) or (f"the kernels for few rows take up to {most}" if case.rows > most else "")
+    return _against_quantized(case) or (f"the small-M kernels support M up to {most}" if case.rows > most else "")
 
 
 def _shares_experts(case: QuantizedCase) -> bool:
@@ -214,7 +214,7 @@ def _shares_experts(case: QuantizedCase) -> bool:
 
 def _against_dequantize(case: QuantizedCase) -> str:
     exact = case.dtype == "float32" and not case.tf32
-    return _against_quantized(case) or ("MLX_ENABLE_TF32=0 asks for float32 products" if exact else "")
+    return _against_quantized(case) or ("MLX_ENABLE_TF32=0 requires float32 matmuls" if exact else "")
 
 
 def _against_grouped_quantized(case: QuantizedCase) -> str:
@@ -232,7 +232,7 @@ def _against_grouped(case: GroupedCase) -> str:
 def _grouped_operands(case: QuantizedCase | GroupedCase) -> tuple[tuple[bool, str], ...]:
     return (
         (case.dtype not in HALF, f"the grouped kernels compute float16 and bfloat16, not {case.dtype}"),
-        (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels take multiples of {GROUPED_MULTIPLE} as k, not {case.k}"),
+        (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels need K a multiple of {GROUPED_MULTIPLE}, not {case.k}"),
     )
 
 

@@ -64,7 +64,7 @@ class Decoding:
     def __init__(self, model: Any = None) -> None:
         self.model = (lambda: None) if model is None else weakref.ref(model)
         self._own = Own()
-        self.reason = "no step of one token has been recorded yet"
+        self.reason = "no decode step has been captured yet"
         self.failures: defaultdict[tuple[object, ...], float] = defaultdict(float)  # of caches of these kinds, and so many sequences
         self.captured = 0
         self.replayed = 0
@@ -244,11 +244,11 @@ class Decoding:
         count = own.steps(caches, tokens) + 1
         own.count(caches, tokens, count)
         if self.failures[_kind(tokens, caches)] >= FAILURES:
-            self.reason = self.reason or "recording its steps has failed too often"
+            self.reason = self.reason or "capturing its steps failed too often"
             return False
         missing = self.captured * FEW_REPLAYS - self.replayed if self.captured >= FEW_REPLAYS else 0
         if count < missing and not at_once:  # as many as a new capture would have replayed
-            self.reason = "its steps were recorded often and replayed seldom"
+            self.reason = "its steps were captured often and launched rarely"
             return False
         nbytes = Session.nbytes_for(caches)  # what `make_room` will find of it
         if not has_room(nbytes):
@@ -284,7 +284,7 @@ class Decoding:
                 self.failures[_kind(tokens, caches)], self.reason = FAILURES, str(error)
             else:
                 self.failures[_kind(tokens, caches)] += _weight(error)
-                self._failed("recording", error)
+                self._failed("capturing", error)
             self._own.weights, full = watch, is_full(error)  # changed, it may be captured
         else:
             self._own.weights, self.reason = watch, ""

@@ -96,10 +96,10 @@ def choose(call: Call, stream: mx.Stream) -> Choice:
 def choose_linear(case: LinearCase) -> Choice:
     """The kernels for chunks of tokens, else those that go from token to token, else MLX."""
     against = first_reason((
-        (case.capability < OLDEST_GPU, f"our kernels run on {sm(OLDEST_GPU)} and newer"),
+        (case.capability < OLDEST_GPU, f"mlx-cuda's kernels run on {sm(OLDEST_GPU)} and newer"),
         (case.empty, "there is nothing to compute"),
-        (not {*case.dtypes} <= {*NATIVE}, f"our kernel takes {', '.join(NATIVE)}"),
-        (case.key % 8 != 0 or case.key > LARGEST_KEY, f"our kernel takes keys of a multiple of 8 elements, up to {LARGEST_KEY}"),
+        (not {*case.dtypes} <= {*NATIVE}, f"mlx-cuda's kernel supports {', '.join(NATIVE)}"),
+        (case.key % 8 != 0 or case.key > LARGEST_KEY, f"mlx-cuda's kernel supports keys of a multiple of 8 elements, up to {LARGEST_KEY}"),
         (
             case.channels and case.key > CHUNKED_KEY and case.tokens > MOST_FEW and case.capability in SMALL_SHARED_MEMORY,
             f"{sm(case.capability)} has too little memory for decays of channels and keys of {case.key} elements",

@@ -120,15 +120,15 @@ def choose_conv(case: ConvCase) -> Choice:
     (batch, tokens, channels), taps = case.shape, case.taps
     one = tokens == 1
     against = first_reason((
-        (case.capability < OLDEST_GPU, f"our kernel runs on {sm(OLDEST_GPU)} and newer"),
+        (case.capability < OLDEST_GPU, f"mlx-cuda's kernel runs on {sm(OLDEST_GPU)} and newer"),
         (0 in case.shape, "there is nothing to compute"),
-        (case.dtype not in HALF, f"our kernel takes {' and '.join(HALF)}"),
-        (channels % 2 != 0, "our kernel takes an even number of channels"),
-        (not 2 <= taps <= MOST_TAPS, f"our kernel takes 2 to {MOST_TAPS} taps"),
-        (not one and channels % 8 != 0, "our kernel for several tokens takes a multiple of 8 channels"),
-        (not one and taps not in TAPS, f"our kernel for several tokens takes {' or '.join(map(str, TAPS))} taps"),
-        (batch > LARGEST_BATCH, f"our kernel takes {LARGEST_BATCH} sequences at most"),
-        (channels > MOST_CHANNELS, f"our kernel takes {MOST_CHANNELS} channels at most"),
+        (case.dtype not in HALF, f"mlx-cuda's kernel supports {' and '.join(HALF)}"),
+        (channels % 2 != 0, "mlx-cuda's kernel supports an even number of channels"),
+        (not 2 <= taps <= MOST_TAPS, f"mlx-cuda's kernel supports 2 to {MOST_TAPS} taps"),
+        (not one and channels % 8 != 0, "mlx-cuda's kernel for several tokens supports a multiple of 8 channels"),
+        (not one and taps not in TAPS, f"mlx-cuda's kernel for several tokens supports {' or '.join(map(str, TAPS))} taps"),
+        (batch > LARGEST_BATCH, f"mlx-cuda's kernel supports {LARGEST_BATCH} sequences at most"),
+        (channels > MOST_CHANNELS, f"mlx-cuda's kernel supports {MOST_CHANNELS} channels at most"),
     ))  # fmt: skip
     return Choice("mlx", against) if against else Choice("direct", "each channel with its own taps, in one pass")
 

@@ -349,7 +349,7 @@ def compare(replayed: mx.array, expected: mx.array) -> None:
         error = mx.linalg.norm((replayed - expected).astype(mx.float32)) / mx.linalg.norm(expected.astype(mx.float32))
         size = float(error.item())  # type: ignore[arg-type]
     if not size < LARGEST_ERROR:
-        raise NotReplayed(f"a recorded step gives other logits (relative error {size:.2g})")
+        raise NotReplayed(f"a captured step gives other logits (relative error {size:.2g})")
 
 
 def without_spare_rows(kind: Kind, cache: Any) -> list[mx.array] | None:
