@@ -1,4 +1,4 @@
-"""Our operations in place of MLX's own, for programs that call the latter, such as mlx-lm."""
+"""mlx-cuda's operations instead of MLX's, for programs that call the latter, such as mlx-lm."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _attention(
 
 
 def _product(ours: Operation[..., Call[mx.array]], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """MLX's function of a matrix product, which leaves to us what our kernels take."""
+    """MLX's function of a matmul, which leaves to mlx-cuda what its kernels support."""
     return in_place_of(upstream, lambda call: call.choice.engine in OUR_PRODUCTS or misread_by_mlx(call))(ours.prepare)
 
 
@@ -96,7 +96,7 @@ def _unpatched() -> Iterator[None]:
 
 
 def _exporting(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """MLX's function that traces its second argument and writes what that does to a file, which has no names for kernels of ours."""
+    """MLX's function that traces its second argument and writes what that does to a file, which has no names for mlx-cuda's kernels."""
 
     @wraps(upstream)
     def export(*arguments: Any, **options: Any) -> Any:
@@ -119,7 +119,7 @@ class Route(NamedTuple):
 
 
 _quantized_matmul = _product(quantized_matmul, product_of_batches)
-# Calls with a batch of weights go there without a look into the cache: a quantised cache of keys and values is one, of another size at each
+# Calls with a batch of weights go there without a look into the cache: a quantized cache of keys and values is one, of another size at each
 # token, so that the graph would be built each time.
 vars(_quantized_matmul)["of_batches"] = product_of_batches
 ROUTES = (
@@ -139,7 +139,7 @@ EVERY: tuple[Route, ...] = (*ROUTES, *OTHERS, *EXPORTERS)
 
 _fixed_quantized_matmul = products.quantized(cached(_quantized_matmul))
 _gathered = tuple(cached(route.ours) for route in ROUTES[2:])
-INVARIANT: tuple[Route, ...] = (  # with batch_invariant, in place of those
+INVARIANT: tuple[Route, ...] = (  # with batch_invariant, instead of those
     Route(mx, "matmul", products.upstream_matmul, products.matmul),
     Route(mx, "addmm", products.upstream_addmm, products.addmm),
     Route(mx.array, "__matmul__", products.upstream_operator, products.operator),
@@ -161,7 +161,7 @@ def _invariant_ones() -> tuple[Route, ...]:
 
 
 def our_products() -> Patched:
-    """Put products of ours in the places of MLX's, and our linear attention in mlx-lm's, until it is left."""
+    """Replace MLX's matmuls and mlx-lm's linear attention, until the context is left."""
     patched = _put({**{route: natively(route.ours) for route in ROUTES if route.owner is mx}, ALL_SUM: ALL_SUM.ours})
     if mlx_lm.put():
         patched.callback(mlx_lm.take_away)
@@ -233,7 +233,7 @@ def patch(
     replaced = EVERY
     if mx.cuda.is_available():
         native.load()
-        if native.capability(mx.Device(mx.gpu, 0)) < OLDEST_GPU:  # no kernel of ours takes a call there
+        if native.capability(mx.Device(mx.gpu, 0)) < OLDEST_GPU:  # no kernel of mlx-cuda takes a call there
             replaced = ()
     upstream = {route: route.upstream for route in _invariant_ones()}
     patched = _put(upstream | {route: natively(route.ours) if route in ROUTES else route.ours for route in replaced})

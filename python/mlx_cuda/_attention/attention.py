@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, fused wherever a fused kernel takes the case."""
+"""Scaled dot-product attention, fused if a fused kernel supports the call."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.S
 
 def most_batches(engine: EngineName, q: mx.array, k: mx.array, options: Options) -> int:
     """How many batch entries an engine takes at once: they are blocks in the last dimension of a grid. MLX's kernel for one to three
-    queries of many keys has 32 for each (0.32.4), and what looks through a mask of ours has one for each head.
+    queries of many keys has 32 for each (0.32.4), and what looks through a mask of mlx-cuda has one for each head.
     """
     if engine == "mlx" and q.shape[2] < FEWEST_QUERIES and k.shape[2] > MOST_KEYS_OF_A_PASS:
         return MOST_BLOCKS // 32
@@ -232,7 +232,7 @@ def most_batches(engine: EngineName, q: mx.array, k: mx.array, options: Options)
 def parts(
     q: mx.array, k: mx.array, v: mx.array, options: Options, axis: int, most: int
 ) -> Iterator[tuple[mx.array, mx.array, mx.array, Options]]:
-    """A call in parts of so many batch entries (axis 0), or of so many heads (axis 1): those that share a kv head stay together."""
+    """A call in parts of so many batch entries (axis 0), or of so many heads (axis 1): those that share a KV head stay together."""
     shared = q.shape[1] // k.shape[1] if axis else 1
     step = max(most // shared, 1)
     for at in range(0, k.shape[axis], step):

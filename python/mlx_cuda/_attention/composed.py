@@ -1,4 +1,4 @@
-"""Attention from MLX's operations, for what no fused kernel of ours takes."""
+"""Attention from MLX's operations, for calls that no fused kernel of mlx-cuda supports."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def on_16_bytes(mask: mx.array) -> mx.array:
 
 
 def compose(q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.array]:
-    """What MLX's function does not say, and the logarithms of the sums where wanted: as a mask where that is enough, else with the
+    """What MLX's function does not say, and the log-sum-exp where wanted: as a mask where that is enough, else with the
     scores written out.
     """
     mask = _restricted(q, k, options)
@@ -164,7 +164,7 @@ def visible(q_len: int, k_len: int, window: tuple[int, int], starts: mx.array | 
 def composed_attention(
     q: mx.array, k: mx.array, v: mx.array, *, scale: float, softcap: float, mask: mx.array, sinks: mx.array | None
 ) -> tuple[mx.array, mx.array]:
-    """Attention with the scores written out in float32, and the logarithm of the sum of each row's exponentials, ``[B, H, Tq]``.
+    """Attention with the scores written out in float32, and the log-sum-exp of each row's exponentials, ``[B, H, Tq]``.
 
     A query that sees no key gives zeros, without a NaN on the way, and minus infinity (the sink's score, where there are sinks). What the
     native kernels are differentiated as (src/attention/composed.cpp) follows the same rules.

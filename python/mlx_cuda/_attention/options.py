@@ -104,7 +104,7 @@ def require_dimensions(operation: str, dimensions: str, **shapes: Shape) -> None
 
 
 def require_groups(operation: str, heads: int, kv_heads: int) -> None:
-    """Each kv head serves the same number of query heads."""
+    """Each KV head serves the same number of query heads."""
     if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
         raise WrongValue(f"[{operation}] The heads of q must be a multiple of those of k, got {heads} and {kv_heads}.")
 

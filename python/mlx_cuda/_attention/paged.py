@@ -1,4 +1,4 @@
-"""Decoding with keys and values in pages."""
+"""Decoding with a paged KV cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention to keys and values in MLX's quantised formats."""
+"""Attention to keys and values in MLX's quantized formats."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _parts(name: str, of: Any) -> Packed:
 
 
 def _packed(name: str, of: Any, group_size: int | None, bits: int | None, mode: str) -> tuple[Packed, Format, tuple[int, ...]]:
-    """Keys or values in their parts, how they are quantised, and their shape."""
+    """Keys or values in their parts, how they are quantized, and their shape."""
     operation = "quantized_attention"
     w, scales, biases = _parts(name, of)
     require_arrays(operation, ("biases",), **{name: w, "scales": scales, "biases": biases})

@@ -17,11 +17,11 @@ WindowKind = Literal["none", "left", "sides"]  # left: beside a causal mask
 OLDEST_CUDNN = (9, 19)
 WIDEST_HEAD = 256
 WIDEST_HEAD_BEFORE_HOPPER = 128  # of cuDNN
-WIDEST_HEADS = (576, 512)  # of q and v, of our kernels in 16 bits
+WIDEST_HEADS = (576, 512)  # of q and v, of mlx-cuda's kernels in 16 bits
 FEWEST_QUERIES = 4  # below, it is decoding: each step has a new length, for which cuDNN would build a new plan
 MOST_QUERIES = 32  # of one call of the decode kernel
 MOST_BLOCKS = 65535
-FEWEST_FLOAT32_QUERIES = 16  # below, MLX's matrix-vector products read the keys as fast
+FEWEST_FLOAT32_QUERIES = 16  # below, MLX's GEMV kernels read the keys as fast
 WIDEST_GROWING = 128  # of the decode kernel for Hopper, with which the limit of growing caches was measured
 WIDEST_UPSTREAM_HEAD = 128  # that MLX gives cuDNN, with an additive mask too
 PAGE_TILE = 16  # keys of one step of the decode kernel
@@ -47,7 +47,7 @@ class AttentionCase(NamedTuple):
     ragged: bool = False  # lengths or left padding
     lse: bool = False
     deterministic: bool = False
-    tf32: bool = True  # whether float32 products may run in TF32
+    tf32: bool = True  # whether float32 matmuls may run in TF32
     refusal: str = ""  # why cuDNN itself said that it has no engine
 
     @property
@@ -77,7 +77,7 @@ class AttentionCase(NamedTuple):
 
     @property
     def wide(self) -> bool:
-        """Whether the head_dims are over those that all of our kernels take."""
+        """Whether the head_dims are over those that all of mlx-cuda's kernels take."""
         return max(self.dims) > WIDEST_HEAD
 
 
@@ -86,7 +86,7 @@ def choose_attention(case: AttentionCase) -> Choice:
     """The decode kernel for few queries, else cuDNN, else our flash kernel, else MLX's own or what is composed of its operations.
 
     cuDNN's plan is for one number of keys and costs 40 ms, as much as hundreds of calls: more keys than queries are most often those of
-    a cache that grows, and our kernel needs no plan.
+    a cache that grows, and mlx-cuda's kernel needs no plan.
     """
     cudnn, decode, flash = _against_cudnn(case), _against_decode(case), _against_flash(case)
     rows = case.rows if case.q_len >= FEWEST_QUERIES else 1
@@ -142,12 +142,12 @@ def choose_update(dtype: str, sizes: tuple[int, ...], dims: tuple[int, int]) -> 
     return Choice("fallback", against) if against else Choice("fused", "keys and values are written in one pass")
 
 
-MOST_PACKED_ROWS = 64  # queries that share a kv head, of the kernel for quantized caches: with more it is faster to dequantise them once
+MOST_PACKED_ROWS = 64  # queries that share a KV head, of the kernel for quantized caches: with more it is faster to dequantize them once
 PACKED_DIMS = 32  # which head_dims are a multiple of
 
 
 def choose_quantized_attention(case: AttentionCase, form: Format, *, page_size: int, same_dtype: bool) -> Choice:
-    """The kernel that reads quantised keys and values as they are packed, or attention to what they are. page_size: 0 without pages."""
+    """The kernel that reads quantized keys and values as they are packed, or attention to what they are. page_size: 0 without pages."""
     odd = any(dim % PACKED_DIMS for dim in case.dims)
     against = first_reason((
         (case.empty, "a dimension is 0"),
@@ -170,7 +170,7 @@ def _limits(case: AttentionCase) -> Attention:
 
 
 def _most_rows(case: AttentionCase, *, cudnn: bool) -> int:
-    """The most queries of heads that share a kv head, for the decode kernel, where another kernel takes the case as well."""
+    """The most queries of heads that share a KV head, for the decode kernel, where another kernel takes the case as well."""
     most = _limits(case)
     if not cudnn:
         return most.before_flash
@@ -225,7 +225,7 @@ def _against_decode(case: AttentionCase) -> str:
 
 
 def _against_flash(case: AttentionCase) -> str:
-    """The first rule that speaks against our kernel for many queries."""
+    """The first rule that speaks against mlx-cuda's kernel for many queries."""
     float32 = case.dtype == "float32"
     return first_reason((
         (case.empty, "a dimension is 0"),

@@ -115,7 +115,7 @@ def unpatched_call(model: Any) -> Callable[..., Any]:
 
 
 def unused() -> str:
-    """Why no kernel of ours can run here, or nothing."""
+    """Why no kernel of mlx-cuda can run here, or nothing."""
     if not native.on_cuda() or mx.default_device().type != mx.gpu:
         return "MLX offers no CUDA GPU here"
     engine = native.engine(mx.default_stream(mx.gpu))

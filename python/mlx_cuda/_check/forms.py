@@ -67,7 +67,7 @@ class Side(TypedDict, total=False):
     memory: dict[str, int]
     steps: list[Steps]
     calls: list[Calls]
-    unused: str  # why no kernel of ours can run, or nothing
+    unused: str  # why no kernel of mlx-cuda can run, or nothing
     broken: bool  # whether one should
     errors: dict[str, str]
 

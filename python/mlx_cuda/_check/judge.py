@@ -18,7 +18,7 @@ MORE_ERROR, WRONG_ERROR = 1.1, 1.5  # times the error of MLX's logits: worth a w
 STANDARD_ERRORS = 3
 # Of the largest error that a difference of two of MLX's leading logits has: the largest that was seen is not the largest that there is.
 TIE = 1.5
-RESOLUTION = 1e-4  # of logits: what float32 itself does not tell apart
+RESOLUTION = 1e-4  # of logits: what float32 itself cannot tell apart
 SLOWER = 0.9  # times the speed: worth a warning
 NOT_JUDGED = "not judged, because float32 could not be computed"
 
@@ -65,7 +65,7 @@ def judge_perplexity(name: str, theirs: Passage, ours: Passage, float32: Passage
     if not is_finite(ours):
         return replace(row, status="fail", note="WRONG: NaN")
     of_theirs, of_ours = (abs(fmean(each["nll"]) - fmean(right["nll"])) for each in (theirs, ours))
-    # The noise of MLX's rounding: that of ours is not to make room for its own faults.
+    # The noise of MLX's rounding: mlx-cuda's own noise must not hide its errors.
     allowed = MORE_PERPLEXITY + noise_of([a - b for a, b in zip((theirs if float32 else ours)["nll"], right["nll"], strict=True)])
     if of_ours - of_theirs <= allowed:
         return row

@@ -1,7 +1,7 @@
 """The same model in float32, by MLX's plainest operations: what both sides are judged by.
 
-Its process runs with MLX_ENABLE_TF32=0, so products are float32 throughout. Packed weights are dequantized, each product for itself;
-16-bit matrices stay as they are and are promoted in the product, which is exact, so that the model takes hardly more memory than it did.
+Its process runs with MLX_ENABLE_TF32=0, so matmuls are float32 throughout. Packed weights are dequantized, each matmul for itself;
+16-bit matrices stay as they are and are promoted in the matmul, which is exact, so that the model takes hardly more memory than it did.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def widen(model: Any) -> None:
     for module in model.modules():
         own = {name: value for name, value in module.items() if isinstance(value, mx.array) and mx.issubdtype(value.dtype, mx.floating)}
         for name, value in own.items():
-            if value.ndim < 2 or isinstance(module, nn.Embedding):  # whose rows are no factors of a product
+            if value.ndim < 2 or isinstance(module, nn.Embedding):  # whose rows are no factors of a matmul
                 module[name] = value.astype(mx.float32)
     mx.eval(model.parameters())
 

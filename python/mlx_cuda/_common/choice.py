@@ -16,7 +16,7 @@ EngineName = AttentionEngine | MatmulEngine | ElementwiseEngine | RecurrenceEngi
 HALF = ("float16", "bfloat16")
 NATIVE = (*HALF, "float32")
 SMALL_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))  # of 99 KiB for a block: too small for the widest heads
-OLDEST_GPU = (8, 0)  # of cuDNN's fused attention, and of the tensor core instruction of our own kernels
+OLDEST_GPU = (8, 0)  # of cuDNN's fused attention, and of the tensor core instruction of mlx-cuda's kernels
 
 
 class Gpu(NamedTuple):
@@ -32,7 +32,7 @@ class Choice:
 
     engine: EngineName
     reason: str
-    kernel: str = ""  # the device code's source and function, where a kernel of ours runs
+    kernel: str = ""  # the device code's source and function, where a kernel of mlx-cuda runs
 
 
 def first_reason(rules: tuple[tuple[bool, str], ...]) -> str:

@@ -1,4 +1,4 @@
-"""Products by our kernel of groups of rows: for any number of rows it sums over K from the first number to the last, whatever its tiles."""
+"""Matmuls by the grouped GEMM: for any number of rows it sums over K from the first number to the last, whatever its tiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Product = Callable[[mx.array, mx.array], mx.array]  # of rows [M, K] and the off
 
 
 def takes(dtype: mx.Dtype, rows: int, inner: int, columns: int, form: Format | None = None) -> bool:
-    """Whether the kernel computes such products here: in 16 bits, of a K that is a multiple of 8, with weights that it can unpack."""
+    """Whether the kernel computes such matmuls here: in 16 bits, of a K that is a multiple of 8, with weights that it can unpack."""
     if form is not None and form.mode == "affine" and form.bits not in NATIVE_BITS:
         return False
     case = GroupedCase(rows, columns, inner, dtype_name(dtype), transpose=True, experts=1)

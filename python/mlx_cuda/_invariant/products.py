@@ -1,4 +1,4 @@
-"""Products of matrices: dense, quantized, and of experts. The right operand is taken for weights, the rows of the left for tokens."""
+"""Matmuls of matrices: dense, quantized, and of experts. The right operand is taken for weights, the rows of the left for tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def addmm(c: mx.array, a: mx.array, b: mx.array, /, alpha: float = 1.0, beta: fl
 
 
 def _matmul(a: mx.array, b: mx.array) -> mx.array:
-    if min(a.ndim, b.ndim) > 1 and a.shape[-1] == 1 == b.shape[-2]:  # no sums; MLX's product rounds float32 to TF32 in some shapes
+    if min(a.ndim, b.ndim) > 1 and a.shape[-1] == 1 == b.shape[-2]:  # no sums; MLX's matmul rounds float32 to TF32 in some shapes
         upstream_matmul(a, b)  # which looks at the arguments
         return mx.multiply(a, b)
     left, right = a.shape, b.shape
@@ -154,7 +154,7 @@ def gathered_quantized(by: Callable[..., mx.array], without_indices: Callable[..
 def _by_pairs(
     x: mx.array, w: mx.array, lhs: mx.array | None, rhs: mx.array | None, product: Callable[[mx.array, mx.array], mx.array], alike: mx.array
 ) -> mx.array:
-    """The products of all pairs that the indices name, row by row. ``alike``: MLX's own, which has looked at the arguments."""
+    """The matmuls of all pairs that the indices name, row by row. ``alike``: MLX's own, which has looked at the arguments."""
     if min(x.ndim, w.ndim) < 2:
         raise NotInvariant(f"Products by indices are of matrices, got {shape_text(x.shape, w.shape)}: give them two dimensions.")
     if 0 in (*alike.shape, *x.shape):

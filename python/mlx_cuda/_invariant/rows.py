@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-ROWS = 64  # of each product with one matrix: more read the weights more seldom, fewer compute less for nothing where one token is decoded
-PAIRS = 64  # of a row and its expert, of each product with several
+ROWS = 64  # of each matmul with one matrix: more read the weights more rarely, fewer compute less for nothing where one token is decoded
+PAIRS = 64  # of a row and its expert, of each matmul with several
 
 
 def in_fixed_rows(x: mx.array, product: Callable[[mx.array], mx.array]) -> mx.array:

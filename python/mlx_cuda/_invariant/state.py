@@ -35,7 +35,7 @@ class Setting:
     modules = 0  # how many there were the last time
 
     def look(self) -> None:
-        """Replace what has been imported since: a layer's first product comes before it writes to its cache."""
+        """Replace what has been imported since: a layer's first matmul comes before it writes to its cache."""
         if self.on and self.modules != len(sys.modules):
             self.modules = len(sys.modules)
             self.put()
@@ -78,7 +78,7 @@ def instead_of(upstream: Callable[..., R], name: str) -> Callable[[Callable[...,
 
 
 def marking(upstream_vmap: Callable[..., Any]) -> Callable[..., Any]:
-    """``mx.vmap``, during whose functions no product can be had."""
+    """``mx.vmap``, during whose functions no matmul can be had."""
 
     @wraps(upstream_vmap)
     def vmap(fun: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:

@@ -19,14 +19,14 @@ FOLDER, MANIFEST = "device", "manifest.json"
 
 @dataclass(frozen=True)
 class Fatbin:
-    """What one source was compiled for: machine code such as 80 and 90a, PTX such as 80."""
+    """What one source was compiled for: SASS such as 80 and 90a, PTX such as 80."""
 
     sha256: str
     sass: tuple[str, ...]
     ptx: tuple[str, ...]
 
     def serving(self, capability: tuple[int, int]) -> str:
-        """The code that a GPU gets: the newest machine code of its family, else PTX, which the driver compiles on first use; or ""."""
+        """The code that a GPU gets: the newest SASS of its family, else PTX, which the driver compiles on first use; or ""."""
         number = 10 * capability[0] + capability[1]
         family = [each for each in self.sass if _number(each) // 10 == capability[0] and _runs(each, number)]
         if family:

@@ -23,7 +23,7 @@ from .table import CPU_BACKEND, FRONTEND, Cuda, System, Table, Version, library_
 PACKAGE = Path(__file__).parents[1]
 SYSTEM: System = "windows" if sys.platform == "win32" else "darwin" if sys.platform == "darwin" else "linux"
 CAPABILITY = "MLX_CUDA_CAPABILITY"  # has the GPU be an older one, of which nothing was measured here
-MLX_LM = "mlx-lm"  # whose models' decoding steps are replayed
+MLX_LM = "mlx-lm"  # whose models' decode steps are replayed
 _BACKEND_FILES = ("mlx/lib/libmlx.so", "mlx/mlx.dll")
 WSL_DRIVER = "/usr/lib/wsl/lib"  # where Windows puts its driver's libcuda
 
@@ -58,7 +58,7 @@ class Probe:
 
     error: str = ""
     details: str = ""
-    capture: str = ""  # why no decoding step is captured
+    capture: str = ""  # why no decode step is captured
     libraries: tuple[loaded.Loaded, ...] = ()
 
 
@@ -178,7 +178,7 @@ def _measured(env: Environment) -> str:
 
 
 def take(*, ask_driver: bool) -> Environment:
-    """Look at this machine. Asking the driver initialises CUDA in this process, so it is done only where that is wanted."""
+    """Look at this machine. Asking the driver initializes CUDA in this process, so it is done only where that is wanted."""
     table = load()
     distributions = {name: found for name in (*table.packages(), MLX_LM) if (found := _distribution(name))}
     bare = Environment(

@@ -33,7 +33,7 @@ def beside(tuned: Path) -> Path:
 
 
 def read(path: Path) -> Entries | None:
-    """What a file holds, nothing where there is none; None, with a warning, where it is not one of ours."""
+    """What a file holds, nothing where there is none; None, with a warning, where it is not one of mlx-cuda."""
     return tuned_file.read_as(parse, path, "limits")
 
 
@@ -62,7 +62,7 @@ def measured(name: str, versions: Mapping[str, str], path: Path | None) -> Dispa
 
 
 def keep(path: Path, name: str, versions: Mapping[str, str], limits: DispatchThresholds) -> bool:
-    """Put the limits of a GPU into a file, in the place of those that it has there; False where that cannot be."""
+    """Put the limits of a GPU into a file, instead of those that it has there; False where that cannot be."""
     entries = read(path)
     if entries is None:
         return False

@@ -46,7 +46,7 @@ _kept: list[Any] = []  # handles of preloaded libraries and DLL directories: bot
 
 
 def engine(stream: mx.Stream) -> Engine | str:
-    """The engine for a stream, or in words why the operation is composed of MLX's own instead.
+    """The engine for a stream, or in words why the operation is computed by MLX's own instead.
 
     A stream on the CPU, or an MLX without a CUDA GPU, is no failure. Where a GPU is there and the native module cannot be used, one
     RuntimeWarning says why and names the fix.
@@ -67,7 +67,7 @@ def engine(stream: mx.Stream) -> Engine | str:
 
 
 def gpu(stream: mx.Stream) -> Gpu:
-    """Where the matrix products of a stream run."""
+    """Where the matmuls of a stream run."""
     found = engine(stream)
     if not isinstance(found, str):
         return Gpu(found.capability)
@@ -107,7 +107,7 @@ def capability(device: mx.Device) -> tuple[int, int]:
 
 @cache
 def tf32() -> bool:
-    """Whether float32 products may run in TF32, as MLX's own do."""
+    """Whether float32 matmuls may run in TF32, as MLX's own do."""
     with contextlib.suppress(ValueError):  # as atoi gives 0
         return int(os.environ.get("MLX_ENABLE_TF32", "1")) != 0
     return False
@@ -145,7 +145,7 @@ def gpu_versions(module: NativeModule) -> dict[str, str]:
 
 
 def restore_limits(module: NativeModule) -> None:
-    """Put those limits in force that were measured on the first GPU, or careful ones; where the driver does not tell, the family's."""
+    """Apply the first GPU's thresholds: measured ones or conservative defaults; the family's if the driver returns no name."""
     gpu = capability(mx.Device(mx.gpu, 0))
     limits.on_change(module.forget_calls)
     with contextlib.suppress(RuntimeError):

@@ -42,7 +42,7 @@ def in_place_of(upstream: Callable[..., R], taken: Callable[[Any], bool] | None 
     leaves it to this function.
 
     Where it raises, that function says what is wrong with the arguments. If nothing is, either our operation takes less than MLX's, which
-    :class:`Refused` says, or the error is a fault of ours: it reaches the caller, as do all errors of what computes the call.
+    :class:`Refused` says, or the error is a fault of mlx-cuda: it reaches the caller, as do all errors of what computes the call.
     """
 
     def replace(prepare: Callable[..., Any]) -> Callable[..., R]:

@@ -1,1 +1,1 @@
-"""Matrix products: their rules, and what calls each kernel."""
+"""Matmul: their rules, and what calls each kernel."""

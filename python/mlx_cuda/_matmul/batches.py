@@ -1,4 +1,4 @@
-"""MLX's products with a batch of quantised weights, brought into the one layout for which they are right on CUDA.
+"""MLX's matmuls with a batch of quantized weights, brought into the one layout for which they are right on CUDA.
 
 MLX 0.32.4 multiplies all of a batch with its first matrix where weights are broadcast, as keys are that several heads of queries share,
 and has no kernel for a batch that is part of another array, as the keys of a cache are. So axes along which weights are broadcast become
@@ -66,7 +66,7 @@ def _product(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.ar
 
 
 def _in_parts(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.array:
-    """MLX's product with contiguous weights, in as many calls as it counts results in an int and has matrices in a grid."""
+    """MLX's matmul with contiguous weights, in as many calls as it counts results in an int and has matrices in a grid."""
     batch, (rows, _), columns = x.shape[:-2], x.shape[-2:], parts[0].shape[-2]
     most = max(MOST_COUNTED // (columns if form[0] else parts[0].shape[-1] * 32), 1)
     if rows > most:
@@ -81,7 +81,7 @@ def _in_parts(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.a
 
 
 def _padded(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.array:
-    """MLX's product; what it reads in tiles has as many of these as it reads ahead, here and where x is differentiated."""
+    """MLX's matmul; what it reads in tiles has as many of these as it reads ahead, here and where x is differentiated."""
     w, scales, *rest = parts
     transpose, _, bits, mode = form
     if bits is None and mode in FORMATS:

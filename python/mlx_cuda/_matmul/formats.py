@@ -1,4 +1,4 @@
-"""How weights are quantised, and whether their parts fit together."""
+"""How weights are quantized, and whether their parts fit together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMATS = {  # mode: group sizes and bits, the defaults first
 
 
 class Format(NamedTuple):
-    """How weights are quantised, in the order in which functions take it."""
+    """How weights are quantized, in the order in which functions take it."""
 
     group_size: int
     bits: int
@@ -45,7 +45,7 @@ def require_options(operation: str, transpose: object, group_size: object, bits:
 
 
 def weights(operation: str, parts: Parts, transpose: bool, group_size: int | None, bits: int | None, mode: str) -> tuple[Format, int, int]:
-    """How the weights are quantised, and the sizes n and k, where all parts fit together."""
+    """How the weights are quantized, and the sizes n and k, where all parts fit together."""
     require_options(operation, transpose, group_size, bits, mode)
     if mode not in FORMATS:
         raise WrongValue(f"[{operation}] mode must be one of {', '.join(map(repr, FORMATS))}, got {mode!r}.")

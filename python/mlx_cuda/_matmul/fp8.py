@@ -1,4 +1,4 @@
-"""Products of 8-bit floating point numbers (e4m3), with the scales that make them of use."""
+"""Matmuls of 8-bit floating point numbers (e4m3), with the scales that make them of use."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _of_blocks(name: str, scale: Shape | None, rows: Shape, blocks: Shape) -> bo
 
 
 def _composed(call: Fp8Call) -> mx.array:
-    """In float32; scales of rows and of all after the product, which then is exact in TF32."""
+    """In float32; scales of rows and of all after the matmul, which then is exact in TF32."""
     a, b = mx.from_fp8(call.a, mx.float32), mx.from_fp8(call.b, mx.float32)
     rows, columns = (None if scale is None else mx.stop_gradient(scale) for scale in (call.scale_a, call.scale_b))
     if rows is not None and call.blocked[0]:

@@ -1,4 +1,4 @@
-"""Products of matrices by number, as rows name their experts: dense and quantised."""
+"""Matmuls of matrices by number, as rows name their experts: dense and quantized."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GatherPlan(NamedTuple):
 
     dtype: mx.Dtype
     form: Format | None  # None: dense
-    pairs: Shape  # of the products, in front of the result's last two dimensions
+    pairs: Shape  # of the matmuls, in front of the result's last two dimensions
     stacked: Shape  # x in 3 dimensions
     out: Shape
     empty: bool
@@ -130,7 +130,7 @@ def gather_mm(
     grouped GEMM of :func:`grouped_matmul`, sorted by ``rhs_indices``. Without indices it is :func:`mlx.core.matmul`.
     Gradients reach a and b.
     """
-    vectors = []  # are a row and a column, but in a plain product
+    vectors = []  # are a row and a column, but in a plain matmul
     if (lhs_indices is not None or rhs_indices is not None) and isinstance(a, mx.array) and isinstance(b, mx.array):
         if a.ndim == 1:
             a = mx.expand_dims(a, 0, stream=stream)
@@ -207,7 +207,7 @@ def gather_qmm(
 
 
 def misread_by_mlx(call: Call[mx.array]) -> bool:
-    """Whether a call that is left to MLX's function has to reach it by way of ours, which gives it operands that it reads right on CUDA."""
+    """Whether a call that MLX computes must pass through mlx-cuda, which gives MLX operands in layouts that it reads right on CUDA."""
     if not isinstance(call, GatherCall) or (call.lhs is None and call.rhs is None):
         return False
     return call.choice.engine == "mlx" and call.stream.device.type == mx.gpu and native.on_cuda()
@@ -249,7 +249,7 @@ def _small_m(call: GatherCall) -> tuple[Any, ...]:
 
 
 def _in_order(x: mx.array, lhs: mx.array | None, rhs: mx.array, experts: QuantizedExperts, plan: GatherPlan, stream: mx.Stream) -> mx.array:
-    """Rows of ``[batches, M, K]`` in the order of their experts, the product of these groups, and its rows as the pairs want them."""
+    """Rows of ``[batches, M, K]`` in the order of their experts, the matmul of these groups, and its rows as the pairs want them."""
     order = None
     if not plan.ordered:
         order = mx.argsort(rhs)

@@ -1,4 +1,4 @@
-"""Products of groups of rows, each with a matrix of its own, as the experts of a mixture have them: dense and quantised."""
+"""Matmuls of groups of rows, each with a matrix of its own, as the experts of a mixture have them: dense and quantized."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class QuantizedExperts(NamedTuple):
-    """Quantised weights ``[E, …]``, and how they are multiplied with."""
+    """Quantized weights ``[E, …]``, and how they are multiplied with."""
 
     w: mx.array
     scales: mx.array
@@ -109,7 +109,7 @@ def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: b
 
 
 def product_of_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: mx.Stream) -> mx.array:
-    """The product by whoever is chosen."""
+    """Return the result of the chosen engine."""
     if _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, native.gpu(stream)).choice.engine == "grouped":
         return native.module(stream).grouped_matmul(x, w, offsets, transpose, stream)
 
@@ -152,7 +152,7 @@ def _composed_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: boo
 
 
 def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array, stream: mx.Stream) -> mx.array:
-    """The same with quantised matrices, on our kernel, which was chosen; its gradient where that takes it too."""
+    """The same with quantized matrices, on mlx-cuda's kernel, which was chosen; its gradient where that takes it too."""
     module, w, transpose, form = native.module(stream), experts.w, experts.transpose, experts.form
 
     def forward(x: mx.array, *parts: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""The linear layer with its bias and activation in the matrix product's epilogue."""
+"""The linear layer with its bias and activation in the matmul's epilogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products with quantised weights."""
+"""Matmuls with quantized weights."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _plan(
 
 
 def composed(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, transpose: bool, form: Format) -> mx.array:
-    """A dense product with all of the weights dequantised."""
+    """A dense matmul with all of the weights dequantized."""
     dense = mx.dequantize(w, scales, biases, *form, dtype=x.dtype)
     if x.ndim < 3:  # as MLX's function, which takes the first of a batch then
         dense = dense.reshape(-1, *dense.shape[-2:])[0]
@@ -179,7 +179,7 @@ def composed(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None
 
 
 def _dequantize(operands: Operands, transpose: bool, form: Format, stream: mx.Stream) -> mx.array:
-    """Weights dequantised in tiles, for dense products. The gradient of x is one more of these."""
+    """Weights dequantized in tiles, for dense matmuls. The gradient of x is one more of these."""
     x, w, scales, biases = operands
 
     def forward(x: mx.array, *parts: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""The rules that choose who computes a matrix product, as pure functions of its shapes, dtypes, quantisation and GPU."""
+"""The rules that choose who computes a matmul, as pure functions of its shapes, dtypes, quantization and GPU."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ HALF_MULTIPLE = 32  # of k: the kernels for few rows of 16 bits read as many wei
 UNPACKED_MULTIPLE = 64  # of k: the grouped kernel that unpacks weights itself takes steps of these, and tiles of UNPACKED_COLUMNS of n
 UNPACKED_COLUMNS = 256
 UPSTREAM_TILE = 64  # MLX's CUDA kernels for many rows take multiples of this as k, or of the group size where that is more
-UPSTREAM_COLUMNS = 128  # likewise as n, and of these bits: that which dequantises as it goes, on sm_80 and newer
+UPSTREAM_COLUMNS = 128  # likewise as n, and of these bits: that which dequantizes as it goes, on sm_80 and newer
 UPSTREAM_BITS = (4, 8)
 FEWEST_UPSTREAM_TILES = 3  # of k, which that kernel reads ahead of: with fewer, beyond the ends of x and of the weights
 
 
 # One row of small 4-bit weights: MLX's kernel has less to do before it reads. It takes no vector, and nothing that does not lie row after
-# row: the native module sees that when the call is evaluated, and runs a kernel of ours then.
+# row: the native module sees that when the call is evaluated, and runs a kernel of mlx-cuda then.
 SMALL_WEIGHTS = 2**21
 SMALL_MULTIPLE = 512  # of k, as measured
 
@@ -57,7 +57,7 @@ class QuantizedCase(NamedTuple):
     experts: int = 0  # with indices
     ordered: bool = False  # the indices of the experts are sorted
     global_scale: bool = False
-    tf32: bool = True  # whether float32 products may run in TF32
+    tf32: bool = True  # whether float32 matmuls may run in TF32
 
 
 class GroupedCase(NamedTuple):
@@ -91,15 +91,15 @@ def chosen(rule: Callable[[Case], Choice], case: Case, gpu: Gpu, *, otherwise: E
     """What a rule says of a call there; ``otherwise`` where MLX does not run on CUDA."""
     if gpu.capability == (0, 0):
         return Choice(otherwise, gpu.absent)
-    if gpu.absent:  # no kernel of ours takes a case that names no capability
+    if gpu.absent:  # no kernel of mlx-cuda takes a case that names no capability
         return Choice(rule(case).engine, gpu.absent)
     return rule(case._replace(capability=gpu.capability))
 
 
 @by_limits(4096)
 def choose_quantized(case: QuantizedCase) -> Choice:
-    """Our kernels for few rows, which read each weight once, or MLX's for one; for more rows MLX's where that is faster on such a GPU;
-    else dequantised weights and a dense product; else MLX's.
+    """Choose among the small-M kernels or MLX's GEMV; for larger M MLX's kernel if it is faster on such a GPU, else dequantized weights and
+    a dense GEMM; else MLX's.
     """
     small_m, dense = _against_small_m(case), _against_dequantize(case)
     if not small_m and _is_small(case):
@@ -147,7 +147,7 @@ def choose_fp8(case: Fp8Case) -> Choice:
 
 @lru_cache(1024)
 def choose_quantize_fp8(gpu: Gpu, *, empty: bool, fits: bool) -> Choice:
-    """Our kernel. fits: whether the second dimension of a grid has as many blocks as share scales along it."""
+    """mlx-cuda's kernel. fits: whether the second dimension of a grid has as many blocks as share scales along it."""
     against = first_reason((
         (empty, "a dimension is 0"),
         (bool(gpu.absent), gpu.absent),
@@ -158,7 +158,7 @@ def choose_quantize_fp8(gpu: Gpu, *, empty: bool, fits: bool) -> Choice:
 
 
 def _against_quantized(case: QuantizedCase) -> str:
-    """The first rule that speaks against all of our kernels for quantised weights."""
+    """The first rule that speaks against all of mlx-cuda's kernels for quantized weights."""
     return first_reason((
         (0 in (case.rows, case.n, case.k), "a dimension is 0"),
         (case.dtype not in NATIVE, f"mlx-cuda's kernels compute {', '.join(NATIVE)}, not {case.dtype}"),
@@ -174,7 +174,7 @@ def _products(case: QuantizedCase) -> Products:
 
 
 def _is_upstream(case: QuantizedCase) -> bool:
-    """Whether MLX's kernel that dequantises as it goes takes it, and is the faster one."""
+    """Whether MLX's kernel that dequantizes as it goes takes it, and is the faster one."""
     tile = max(UPSTREAM_TILE, case.group_size)
     sizes = case.k % tile == 0 and case.k >= FEWEST_UPSTREAM_TILES * tile and case.n % UPSTREAM_COLUMNS == 0
     counts = case.rows * case.n < 2**31  # in an int
@@ -237,7 +237,7 @@ def _grouped_operands(case: QuantizedCase | GroupedCase) -> tuple[tuple[bool, st
 
 
 def _upstream_quantized(case: QuantizedCase, *against: str) -> Choice:
-    """MLX's function, but for what its CUDA kernels raise an error for when they are evaluated."""
+    """MLX's function, except what its CUDA kernels raise an error for when they are evaluated."""
     reason = "; ".join(dict.fromkeys(against))
     if case.mode != "affine" and case.transpose and case.k % UPSTREAM_TILE and not case.global_scale:
         return Choice("fallback", f"{reason}; MLX's kernels take multiples of {UPSTREAM_TILE} as k, not {case.k}")

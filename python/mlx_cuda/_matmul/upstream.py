@@ -1,4 +1,4 @@
-"""MLX's own gather_mm and gather_qmm, kept from what they fail at on CUDA: layouts that they misread, more products than a grid holds.
+"""MLX's own gather_mm and gather_qmm, kept from what they fail at on CUDA: layouts that they misread, more matmuls than a grid holds.
 
 docs/results/upstream-issues.md lists the faults and the version that has them.
 """
@@ -79,7 +79,7 @@ def _takes_sorted(x: mx.array, w: mx.array) -> bool:
 def _in_parts(
     call: Callable[[mx.array, mx.array], mx.array], left: Shape, right: Shape, lhs: mx.array | None, rhs: mx.array | None, most: int
 ) -> mx.array:
-    """The products of all pairs, so many in a call."""
+    """The matmuls of all pairs, so many in a call."""
     pairs = mx.broadcast_shapes(left, right)
     first, second = (
         mx.broadcast_to(_numbers(shape) if indices is None else indices, pairs).flatten() for shape, indices in ((left, lhs), (right, rhs))

@@ -190,7 +190,7 @@ class Batches:
         return result
 
     def _keep(self, session: PagedSession) -> None:
-        """In the place of one like it."""
+        """Instead of one like it."""
         others = [each for each in self.sessions if (each.batch, each.columns) != (session.batch, session.columns)]
         self.sessions = [session, *others]
 

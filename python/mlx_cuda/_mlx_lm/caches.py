@@ -1,6 +1,6 @@
 """mlx-lm's KV caches as a captured step sees them: memory of a fixed capacity, and a place in it that lies on the device.
 
-The caches stay mlx-lm's own objects. While a step is captured, the model is given stand-ins for them; after each replayed step the
+The caches stay mlx-lm's own objects. While a step is captured, the model is given fakes for them; after each replayed step the
 objects are told where they stand, so that trimming, saving and steps of several tokens are theirs.
 """
 
@@ -165,7 +165,7 @@ class Quantized(Growing):
 
 
 class Rotating(KeysAndValues):
-    """``RotatingKVCache``: the newest rows take the place of the oldest, but for the first ``keep``."""
+    """``RotatingKVCache``: the newest rows take the place of the oldest, except the first ``keep``."""
 
     name: ClassVar = "RotatingKVCache"
     state: ClassVar = attrgetter("offset", "_idx", "max_size", "keep")

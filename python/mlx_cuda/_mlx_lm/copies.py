@@ -149,7 +149,7 @@ def _is_from(code: Any, node: Definition) -> bool:
 
 
 def _functions(value: Any) -> list[types.CodeType]:
-    """What Python runs of a function, method or property, but for what is ours."""
+    """What Python runs of a function, method or property, except mlx-cuda's own."""
     parts = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (getattr(value, "__func__", value),)
     found = (getattr(part, "unpatched", part) for part in parts)
     codes = [part.__code__ for part in found if isinstance(part, types.FunctionType)]

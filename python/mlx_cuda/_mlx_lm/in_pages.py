@@ -27,7 +27,7 @@ from .pages import content_of, has_rows, places_of, settle
 IN_PAGES = {*BATCHED_NAMES, Replaced.name}  # the classes whose objects may be
 CONTENT = ("keys", "values", "cache")  # the names of what a cache holds
 _ABSENT = object()
-_own: dict[tuple[type, str], Any] = {}  # what classes had themselves in the place of ours
+_own: dict[tuple[type, str], Any] = {}  # what classes had themselves instead of mlx-cuda
 _adapted: set[type] = set()
 _lock = threading.RLock()
 _entered: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that are in pages, or were
@@ -51,7 +51,7 @@ def change(cache: Any, held: Held) -> None:
 
 
 def _enter(cache: Any, held: Held, layer: int) -> None:
-    """Have a cache be in pages, in place of its arrays."""
+    """Have a cache be in pages, instead of its arrays."""
     adapt(type(cache))
     _entered.add(cache)
     rest = {name: None if name in CONTENT else value for name, value in vars(cache).items()}
@@ -80,7 +80,7 @@ def adapt(cls: Any) -> None:
 
 
 def restore() -> None:
-    """Give the classes their own methods back, but for those of which a cache is still in pages."""
+    """Give the classes their own methods back, except those of which a cache is still in pages."""
     with _lock:
         kept = {type(cache) for cache in list(_entered) if is_in_pages(cache)}
         _adapted.intersection_update(kept)

@@ -1,4 +1,4 @@
-"""Which calls of a model are decoding steps, and what becomes of them while MLX is patched."""
+"""Which calls of a model are decode steps, and what becomes of them while MLX is patched."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Decoding:
         return self._evaluated
 
     def make_room(self) -> None:
-        """Let go of the memory of conversations that are over, but for a little, before the caches of another one grow."""
+        """Let go of the memory of conversations that are over, except a little, before the caches of another one grow."""
         sessions, left = self.sessions, MEMORY_BESIDE_A_PROMPT * mx.get_memory_limit()
         for session in list(sessions):
             if session.is_over:

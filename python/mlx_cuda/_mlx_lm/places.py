@@ -1,4 +1,4 @@
-"""What is put in the places of mlx-lm's own: attention to quantised keys, linear attention, and what takes drafts back.
+"""What is put in the places of mlx-lm's own: attention to quantized keys, linear attention, and what takes drafts back.
 
 And in those of copies that other packages carry, such as mlx-vlm and mlx-audio, where their code is known (`copies.py`).
 """
@@ -91,7 +91,7 @@ def _ssm(theirs: Callable[..., Any], *, masks: bool = True) -> Callable[..., Any
 
 
 def _quantized_attention(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """mlx-lm's attention to a quantised cache: two products, with the scores between them."""
+    """mlx-lm's attention to a quantized cache: two matmuls, with the scores between them."""
 
     @wraps(theirs)
     def attention(queries: Any, q_keys: Any, q_values: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8) -> Any:

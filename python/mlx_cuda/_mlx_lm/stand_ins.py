@@ -116,7 +116,7 @@ class RowStandIn(StandIn):
 
 
 class PagedStandIn(RowStandIn):
-    """The same of a batch whose sequences are in pages, each from its own first row on; quantised where a ``form`` is given."""
+    """The same of a batch whose sequences are in pages, each from its own first row on; quantized where a ``form`` is given."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class PagedStandIn(RowStandIn):
 
 
 class QuantizedStandIn(RowStandIn):
-    """The same of a quantised one."""
+    """The same of a quantized one."""
 
     def __init__(self, capture: Capture, memory: list[mx.array], place: int, form: tuple[int, int]) -> None:
         super().__init__(capture, Quantized, memory, place)

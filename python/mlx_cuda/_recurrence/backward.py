@@ -1,4 +1,4 @@
-"""Derivatives of linear attention with one decay for each head, written out by chunks of 64 tokens.
+"""Gradients of linear attention with one decay for each head, written out by chunks of 64 tokens.
 
 In a chunk, with T the logarithm of the decay from its beginning to each token, e = exp(T), f the decay from each token to its end, and D
 the decay from one token to a later one::
@@ -6,7 +6,7 @@ the decay from one token to a later one::
     U = M diag(beta) (V - diag(e) K S^T),  M = (I + tril(diag(beta) D K K^T, -1))^-1      (without the delta rule U = diag(beta) V)
     Y = tril(D Q K^T) U + diag(e) Q S^T,   S' = e[end] S + U^T diag(f) K
 
-Only the state S goes from chunk to chunk, and back its slope R: `Scan` is what is known after both. All the rest is products of all
+Only the state S goes from chunk to chunk, and back its gradient R: `Scan` is what is known after both. All the rest is matmuls of all
 chunks at once: with X = M^T dU, the slope of what M is multiplied with, that of M's inverse is -X U^T, and that of K S^T is
 -diag(beta e) X.
 """
@@ -122,7 +122,7 @@ def by_chunks(call: Call, dy: mx.array) -> Chunks:
 
 
 def rest(call: Call, parts: Chunks, found: Scan) -> list[mx.array]:
-    """The slopes of q, k, v, g and beta: products of all chunks at once."""
+    """Return the gradients of q, k, v, g and beta: matmuls of all chunks at once."""
     q, k, v, dy, beta, _ = parts
     dtype, until, onwards, between, beta = v.dtype, parts.until, parts.onwards, parts.between, beta[..., None]
     target = found.change_gradients if found.solve is None else found.solve @ found.change_gradients  # X

@@ -1,4 +1,4 @@
-"""Calls of linear attention by whoever computes them: the native kernels, with their derivatives, or MLX."""
+"""Calls of linear attention, computed by the native kernels, with their gradients, or by MLX."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LinearAttentionCall(AnyCall[tuple[mx.array, mx.array]]):
 
 
 def fused(call: Call, stream: mx.Stream, *, delta: bool, chunked: bool) -> tuple[mx.array, mx.array]:
-    """y, and the state after the last token; with derivatives of a composition where somebody may ask for them."""
+    """y, and the state after the last token; with the gradients of the fallback if they may be needed."""
     module = native.module(stream)
 
     def forward(*arrays: mx.array) -> tuple[mx.array, mx.array]:

@@ -36,7 +36,7 @@ class Call(NamedTuple):
         return self.v.shape[0] if self.offsets is None else self.offsets.size - 1
 
     def arrays(self) -> list[mx.array]:
-        """Those that there are; derivatives are of the ones that are no mask and no offsets."""
+        """Those that there are; gradients are of the ones that are no mask and no offsets."""
         return [each for each in self if each is not None]
 
     def with_arrays(self, arrays: Sequence[mx.array]) -> Call:

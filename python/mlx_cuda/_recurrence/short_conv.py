@@ -116,7 +116,7 @@ def choose(call: Call, stream: mx.Stream) -> Choice:
 
 @lru_cache(1024)
 def choose_conv(case: ConvCase) -> Choice:
-    """Our kernel, else MLX's operations."""
+    """mlx-cuda's kernel, else MLX's operations."""
     (batch, tokens, channels), taps = case.shape, case.taps
     one = tokens == 1
     against = first_reason((
@@ -148,7 +148,7 @@ def depthwise(
     x: mx.array, weight: mx.array, /, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1, *,
     stream: StreamOrDevice = None,
 ) -> Prepared | None:  # fmt: skip
-    """What computes :func:`mlx.core.conv1d` of these arguments, if it is the convolution of a prompt that our kernel computes faster.
+    """Return mlx-cuda's call for these arguments of :func:`mlx.core.conv1d`, if it is a convolution that the kernel computes faster.
 
     That of one token is left to MLX: a captured step has a kernel for it and for what comes after.
     """

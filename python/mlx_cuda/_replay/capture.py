@@ -36,7 +36,7 @@ class StandIn:
 
 
 class Pages(NamedTuple):
-    """A layer's keys and values in pages; quantised where a ``form`` is given."""
+    """A layer's a paged KV cache; quantized where a ``form`` is given."""
 
     memory: list[mx.array]
     form: tuple[int, int] | None
@@ -62,7 +62,7 @@ class Capture:
         return starts[:, None]
 
     def forget(self) -> None:
-        """Let go of the stand-ins, which hold this and the memory of caches, without Python's collector."""
+        """Let go of the fakes, which hold this and the memory of caches, without Python's collector."""
         self.places.clear()
         self.pages.clear()
         self.masks.clear()

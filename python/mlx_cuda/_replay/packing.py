@@ -9,11 +9,11 @@ import mlx.core as mx
 
 Form: TypeAlias = list[tuple[int, int, mx.Dtype]]  # heads, head dimension and dtype of keys and of values
 
-WIDEST_QUANTIZED = 256  # head_dim of what is quantised as it is appended
+WIDEST_QUANTIZED = 256  # head_dim of what is quantized as it is appended
 
 
 class Packing(NamedTuple):
-    """How pages are quantised, with mode "affine"."""
+    """How pages are quantized, with mode "affine"."""
 
     group_size: int
     bits: int

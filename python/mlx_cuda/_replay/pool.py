@@ -1,6 +1,6 @@
 """Keys and values of many sequences in pages, and what a cache holds of them.
 
-Layers that have a state in the place of rows are held by the same sequences (`states.py`).
+Layers that have a state instead of rows are held by the same sequences (`states.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Layer(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a cache in pages holds: sequences, and how many rows of each."""
+    """What a paged KV cache holds: sequences, and how many rows of each."""
 
     pool: Pool
     sequences: tuple[Sequence, ...]

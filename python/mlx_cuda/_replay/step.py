@@ -291,7 +291,7 @@ def begin_capture(
     shape: tuple[int, ...],
     places: int,
 ) -> None:
-    """Record what a model does with its stand-ins, for other tokens than these; its logits have to be of this shape."""
+    """Record what a model does with its fakes, for other tokens than these; its logits have to be of this shape."""
     step = capture.step
     random: Any = mx.random.state
     drawn = random[0]
@@ -326,7 +326,7 @@ def begin_capture(
 def _called(
     capture: Capture, model: Any, function: Callable[..., Any], stand_ins: Callable[[Capture], list[StandIn]]
 ) -> tuple[list[StandIn], Any]:
-    """Stand-ins, and what the model makes of them; where its code does not run with masks of ours, with those alone that caches give."""
+    """Return the fakes and the model's results. If its code does not run with mlx-cuda's masks, only those of caches are given."""
     given = stand_ins(capture)
     try:
         return given, function(model, capture.step.tokens(), cache=[each.shown for each in given])
@@ -339,7 +339,7 @@ def _called(
             return _called(capture, model, function, stand_ins)
         if isinstance(error, RuntimeError):  # as of memory that is full
             raise CaptureFailed(str(error)) from error
-        # Of the model's code, which stand-ins were given to, and nothing of the caller's.
+        # Of the model's code, which fakes were given to, and nothing of the caller's.
         raise NotReplayed(f"the model's code does not run while it is captured: {error!r}") from error
 
 

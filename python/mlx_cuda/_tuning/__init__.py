@@ -1,1 +1,1 @@
-"""Timing the algorithms of matrix products on this GPU."""
+"""Timing the algorithms of matmuls on this GPU."""

@@ -1,4 +1,4 @@
-"""``python -m mlx_cuda tune``: measure which engines are the fastest here, or tune products by their sizes, or show what is known."""
+"""``python -m mlx_cuda tune``: measure which engines are the fastest here, or tune matmuls by their sizes, or show what is known."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def add_to(subparsers: Any) -> None:
 
 
 def render(products: Iterable[tuple[str, Tuned]]) -> str:
-    """One line for each product."""
+    """One line for each matmul."""
     lines = [f"{each.first_microseconds:10.1f} us -> {each.microseconds:10.1f} us  {key}" for key, each in products]
     return "\n".join(lines) or "no tuned matmul algorithms"
 

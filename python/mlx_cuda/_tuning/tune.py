@@ -1,4 +1,4 @@
-"""Matrix products with the algorithm that was fastest on this machine, found once and kept in a file."""
+"""Matrix matmuls with the algorithm that was fastest on this machine, found once and kept in a file."""
 
 from __future__ import annotations
 
