@@ -29,7 +29,7 @@ RESULTS = "mx.array | tuple[mx.array, mx.array]"
 
 @dataclass(slots=True)
 class AnyAttentionCall(Call[mx.array | tuple[mx.array, mx.array]]):
-    """A call of any form of attention."""
+    """A call of one form of attention."""
 
     options: Options
     choice: Choice
@@ -42,7 +42,7 @@ class AnyAttentionCall(Call[mx.array | tuple[mx.array, mx.array]]):
         return (results[0], results[1]) if self.options.lse else results[0]
 
     def results(self) -> list[mx.array]:
-        """The result, and the logarithms where the options ask for them."""
+        """Return the result, and the log-sum-exp if the options include it."""
         raise NotImplementedError
 
 
@@ -58,7 +58,7 @@ class AttentionCall(AnyAttentionCall):
 
     @property
     def sizes(self) -> tuple[int, int] | None:
-        """A mask has as many columns as there are keys, and queries before the first key are computed apart."""
+        """A mask has as many columns as there are keys, and queries before the first key are computed separately."""
         engine, q_len, k_len, window = self.choice.engine, self.q.shape[2], self.k.shape[2], self.window_size
         one_node = engine in OURS or (engine == "mlx" and q_len <= k_len)
         if self.options.mask is not None or not one_node or not self.at_once:
@@ -176,7 +176,7 @@ def operands(
     deterministic: bool = False,
     **options: Any,
 ) -> tuple[mx.array, mx.array, mx.array, Options]:
-    """The arguments checked, in one dtype, with a positive scale."""
+    """Check the arguments, and return them in one dtype with a positive scale."""
     require_arrays("attention", q=q, k=k, v=v)
     dtype = attention_dtype("attention", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
     if mask is not None and not isinstance(mask, mx.array) and (not isinstance(mask, str) or mask != "causal"):
@@ -195,7 +195,7 @@ def operands(
 
 
 def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options, engine: native.Engine, batch: int) -> AttentionCase:
-    """What the rules ask of a call: head by head the last dimensions but one of q and v, and how many queries and keys there are."""
+    """Return the properties of a call that the rules use."""
     return AttentionCase(
         batch, q.shape[1], v.shape[1], *lengths, q.shape[-1], v.shape[-1], dtype_name(q.dtype), options.mask_kind, engine.capability,
         engine.cudnn, window=options.window_kind, softcap=options.softcap > 0, sinks=options.sinks is not None, ragged=options.ragged,
@@ -204,7 +204,7 @@ def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options
 
 
 def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> Choice:
-    """Who computes the call."""
+    """Return the engine of the call."""
     engine = native.engine(stream)
     if isinstance(engine, str):
         return Choice("mlx" if options.plain else "fallback", engine)
@@ -221,8 +221,8 @@ def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.S
 
 
 def most_batches(engine: EngineName, q: mx.array, k: mx.array, options: Options) -> int:
-    """How many batch entries an engine takes at once: they are blocks in the last dimension of a grid. MLX's kernel for one to three
-    queries of many keys has 32 for each (0.32.4), and what looks through a mask of mlx-cuda has one for each head.
+    """Return how many batch entries an engine supports at once: they are blocks in the last dimension of a grid. MLX's kernel for one to
+    three queries of many keys has 32 blocks per entry (0.32.4), and mlx-cuda's kernel that reads masks one per head.
     """
     if engine == "mlx" and q.shape[2] < FEWEST_QUERIES and k.shape[2] > MOST_KEYS_OF_A_PASS:
         return MOST_BLOCKS // 32
@@ -232,7 +232,7 @@ def most_batches(engine: EngineName, q: mx.array, k: mx.array, options: Options)
 def parts(
     q: mx.array, k: mx.array, v: mx.array, options: Options, axis: int, most: int
 ) -> Iterator[tuple[mx.array, mx.array, mx.array, Options]]:
-    """A call in parts of so many batch entries (axis 0), or of so many heads (axis 1): those that share a KV head stay together."""
+    """Split a call into parts of some batch entries (axis 0) or heads (axis 1); heads that share a KV head stay together."""
     shared = q.shape[1] // k.shape[1] if axis else 1
     step = max(most // shared, 1)
     for at in range(0, k.shape[axis], step):
@@ -243,7 +243,7 @@ def parts(
 def run(
     q: mx.array, k: mx.array, v: mx.array, options: Options, choice: Choice | None = None, *, force_fused: bool, stream: mx.Stream
 ) -> list[mx.array]:
-    """The result, and the logarithms where the options ask for them, by whoever is chosen."""
+    """Return the result of the chosen engine, and the log-sum-exp if the options include it."""
     shape = (*q.shape[:3], v.shape[3])
     if 0 in (*q.shape[:3], v.shape[2]) or (v.shape[3] == 0 and not options.lse):
         return _nothing(q, shape, options)
@@ -274,7 +274,7 @@ def run(
 
 
 def fused(engine: EngineName, q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> list[mx.array]:
-    """The call on one of our engines, which was chosen for it."""
+    """Run the call on the fused engine that was chosen."""
     module = native.module(stream)
     if engine == "cudnn":
         return module.cudnn_attention(q, k, v, options, stream)
@@ -297,17 +297,17 @@ def fused(engine: EngineName, q: mx.array, k: mx.array, v: mx.array, options: Op
 
 
 def spread(q: mx.array, k: mx.array, options: Options) -> Options:
-    """The options with the mask in the shape of the scores."""
+    """Return the options with the mask broadcast to the shape of the scores."""
     return options if options.mask is None else options._replace(mask=mx.broadcast_to(options.mask, (*q.shape[:3], k.shape[2])))
 
 
 def _joined(results: Iterable[list[mx.array]], axis: int) -> list[mx.array]:
-    """Those of the parts of a call."""
+    """Join the results of the parts of a call."""
     return [mx.concatenate(list(each), axis=axis) for each in zip(*results, strict=True)]
 
 
 def _nothing(q: mx.array, shape: tuple[int, ...], options: Options) -> list[mx.array]:
-    """The results where there are no keys to see, or no queries."""
+    """Return the results without any keys or queries."""
     if not options.lse:
         return [mx.zeros(shape, q.dtype)]
     lse = mx.array(-mx.inf) if options.sinks is None else options.sinks.astype(mx.float32).reshape(1, -1, 1)

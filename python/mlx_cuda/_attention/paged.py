@@ -228,7 +228,7 @@ def _placement(operation: str, table: mx.array, lengths: mx.array, batch: int) -
 
 
 def in_order(pages: mx.array, table: mx.array) -> mx.array:
-    """The pages of each sequence one after another, ``[B, Hkv, n * page_size, D]``; what is no page gives any."""
+    """Copy the pages of each sequence into contiguous memory, ``[B, Hkv, n * page_size, D]``; unused entries are arbitrary."""
     count, heads, size, dim = pages.shape
     if count == 0:
         return mx.zeros((table.shape[0], heads, 0, dim), pages.dtype)
@@ -237,7 +237,7 @@ def in_order(pages: mx.array, table: mx.array) -> mx.array:
 
 
 def _written(pages: mx.array, new: mx.array, table: mx.array, ends: mx.array) -> mx.array:
-    """The pages after the new rows; dropped ones go to a spare page."""
+    """Return the pages after the update; dropped tokens are written to a spare page."""
     count, heads, size, dim = pages.shape
     steps = new.shape[2]
     place = ends[:, None] - steps + mx.arange(steps)

@@ -1,4 +1,4 @@
-"""Attention to keys and values in MLX's quantized formats."""
+"""Attention over a KV cache in MLX's quantized formats."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class QuantizedAttentionCall(AnyAttentionCall):
             return native.module(self.stream).quantized_attention_kernel(*self._operands(), self.stream, self.table)
 
     def _values(self, of: Packed) -> mx.array:
-        """What is packed, in the queries' dtype."""
+        """Return the dequantized cache in the dtype of the queries."""
         w, scales, biases = of
         if self.table is not None:
             w, scales = in_order(w, self.table), in_order(scales, self.table)
@@ -165,7 +165,7 @@ def attend(
     left_padding: mx.array | None = None, block_table: mx.array | None = None, force_fused: bool = False, stream: StreamOrDevice = None,
     **options: Any,
 ) -> QuantizedAttentionCall:  # fmt: skip
-    """:func:`quantized_attention` to keys and values in their parts."""
+    """:func:`quantized_attention` with the parts of keys and values as separate arguments."""
     operation = "quantized_attention"
     on = resolve(stream)
     with mx.stream(on):
@@ -203,7 +203,7 @@ def attend(
 
 
 def prepare(q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...], **options: Any) -> QuantizedAttentionCall:
-    """A call of :func:`quantized_attention`, whose cache is that of :func:`attend`."""
+    """Prepare a call of :func:`quantized_attention`, which shares the dispatch cache of :func:`attend`."""
     (k_numbers, k_scales, k_biases), (v_numbers, v_scales, v_biases) = _parts("k", k), _parts("v", v)
     return attend.prepare(q, k_numbers, k_scales, v_numbers, v_scales, k_biases=k_biases, v_biases=v_biases, **options)
 
@@ -212,7 +212,7 @@ vars(quantized_attention).update(prepare=prepare)
 
 
 def _parts(name: str, of: Any) -> Packed:
-    """The packed numbers of keys or values, their scales, and their biases where there are such."""
+    """Split keys or values into packed values, scales and biases, if any."""
     if not isinstance(of, (tuple, list)) or len(of) not in {2, 3}:
         raise WrongType(f"[quantized_attention] {name} must be a tuple (packed, scales, biases), got {type(of).__name__}.")
     w, scales, biases = (*of, None)[:3]
@@ -220,7 +220,7 @@ def _parts(name: str, of: Any) -> Packed:
 
 
 def _packed(name: str, of: Any, group_size: int | None, bits: int | None, mode: str) -> tuple[Packed, Format, tuple[int, ...]]:
-    """Keys or values in their parts, how they are quantized, and their shape."""
+    """Return the parts of keys or values, their quantization, and their unpacked shape."""
     operation = "quantized_attention"
     w, scales, biases = _parts(name, of)
     require_arrays(operation, ("biases",), **{name: w, "scales": scales, "biases": biases})

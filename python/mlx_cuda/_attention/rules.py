@@ -1,4 +1,4 @@
-"""The rules that choose who computes an operation, as pure functions of its shapes, dtype and GPU."""
+"""Dispatch rules of attention: pure functions of shapes, dtype and GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAGE_TILE = 16  # keys of one step of the decode kernel
 
 
 class AttentionCase(NamedTuple):
-    """One call of ``attention``, as far as the choice depends on it."""
+    """The properties of a call of ``attention`` that determine its engine."""
 
     batch: int
     heads: int
@@ -52,41 +52,41 @@ class AttentionCase(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether MLX's own function says it all."""
+        """Return whether MLX's API can express all options."""
         return self.window == "none" and not (self.softcap or self.sinks or self.ragged or self.lse)
 
     @property
     def masked(self) -> bool:
-        """Whether the mask is an array."""
+        """Return whether the mask is an array."""
         return self.mask in {"bool", "additive"}
 
     @property
     def rows(self) -> int:
-        """Queries that share one read of the keys."""
+        """Return the number of queries that share one read of the keys."""
         return self.q_len * self.heads // max(self.kv_heads, 1)
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to compute."""
+        """Return whether there is nothing to compute."""
         return 0 in (self.batch, self.heads, self.kv_heads, self.q_len, self.k_len, self.head_dim, self.v_head_dim)
 
     @property
     def dims(self) -> tuple[int, int]:
-        """head_dim of q and k, and of v."""
+        """Return the head_dim of q and k, and of v."""
         return self.head_dim, self.v_head_dim
 
     @property
     def wide(self) -> bool:
-        """Whether the head_dims are over those that all of mlx-cuda's kernels take."""
+        """Return whether a head_dim exceeds those that all kernels support."""
         return max(self.dims) > WIDEST_HEAD
 
 
 @by_limits(4096)
 def choose_attention(case: AttentionCase) -> Choice:
-    """The decode kernel for few queries, else cuDNN, else our flash kernel, else MLX's own or what is composed of its operations.
+    """Choose the decode kernel for few queries, else cuDNN, else FlashAttention, else MLX's function or the fallback.
 
-    cuDNN's plan is for one number of keys and costs 40 ms, as much as hundreds of calls: more keys than queries are most often those of
-    a cache that grows, and mlx-cuda's kernel needs no plan.
+    A cuDNN plan is for one number of keys and takes 40 ms to build, as long as hundreds of calls. More keys than queries are usually those
+    of a growing cache, and mlx-cuda's kernel needs no plan.
     """
     cudnn, decode, flash = _against_cudnn(case), _against_decode(case), _against_flash(case)
     rows = case.rows if case.q_len >= FEWEST_QUERIES else 1
@@ -106,11 +106,11 @@ def choose_attention(case: AttentionCase) -> Choice:
 
 
 def equal_choice(q_len: int, k_len: int, window_left: int | None, *, asked: bool) -> tuple[int, int]:
-    """The fewest and the most keys, around ``k_len``, with which a call that is otherwise the same is given the same engine and options.
+    """Return the fewest and the most keys, around ``k_len``, for which an otherwise equal call has the same engine and options.
 
-    The rules look at the number of keys only to see whether there are any, and whether they are fewer than the queries, as many or more;
-    and a window of no fewer keys than there are is none. But cuDNN may refuse any shape: where it takes the call, or would take what is
-    deterministic, it is asked about each number of keys.
+    The rules only check whether there are keys, whether they are fewer than the queries, as many or more, and whether the window is
+    shorter. But cuDNN may refuse any shape: if it supports the call, or would with ``deterministic``, it is queried for each number of
+    keys.
     """
     if asked:
         return k_len, k_len
@@ -120,14 +120,14 @@ def equal_choice(q_len: int, k_len: int, window_left: int | None, *, asked: bool
 
 @lru_cache(1024)
 def choose_varlen(case: AttentionCase) -> Choice:
-    """The flash kernel for sequences packed one after another, of whose lengths the case holds the largest."""
+    """Choose the FlashAttention kernel for packed sequences; the case holds the largest lengths."""
     flash = _against_flash(case)
     return Choice("fallback", flash) if flash else Choice("flash", "the sequences are read in place")
 
 
 @lru_cache(1024)
 def choose_paged(case: AttentionCase, page_size: int) -> Choice:
-    """The decode kernel for keys in pages."""
+    """Choose the decode kernel for a paged KV cache."""
     decode = _against_decode(case)
     if not decode and page_size % PAGE_TILE:
         decode = f"the decode kernel needs pages of a multiple of {PAGE_TILE} keys, not {page_size}"
@@ -136,7 +136,7 @@ def choose_paged(case: AttentionCase, page_size: int) -> Choice:
 
 @lru_cache(1024)
 def choose_update(dtype: str, sizes: tuple[int, ...], dims: tuple[int, int]) -> Choice:
-    """The kernel that writes new keys and values into pages."""
+    """Choose the kernel that writes new keys and values into pages."""
     odd = next((dim for dim in dims if dim % 8), None)
     against = against_native(dtype, (*sizes, *dims)) or (f"the kernel needs head_dim a multiple of 8, not {odd}" if odd else "")
     return Choice("fallback", against) if against else Choice("fused", "keys and values are written in one pass")
@@ -147,7 +147,7 @@ PACKED_DIMS = 32  # which head_dims are a multiple of
 
 
 def choose_quantized_attention(case: AttentionCase, form: Format, *, page_size: int, same_dtype: bool) -> Choice:
-    """The kernel that reads quantized keys and values as they are packed, or attention to what they are. page_size: 0 without pages."""
+    """Choose the kernel that reads the quantized cache, or attention over the dequantized cache. page_size: 0 without pages."""
     odd = any(dim % PACKED_DIMS for dim in case.dims)
     against = first_reason((
         (case.empty, "a dimension is 0"),
@@ -170,7 +170,7 @@ def _limits(case: AttentionCase) -> Attention:
 
 
 def _most_rows(case: AttentionCase, *, cudnn: bool) -> int:
-    """The most queries of heads that share a KV head, for the decode kernel, where another kernel takes the case as well."""
+    """Return the most queries that share a KV head for the decode kernel, if another kernel supports the call too."""
     most = _limits(case)
     if not cudnn:
         return most.before_flash
@@ -192,7 +192,7 @@ def _too_wide(case: AttentionCase) -> bool:
 
 
 def _against_cudnn(case: AttentionCase) -> str:
-    """The first rule that speaks against cuDNN's fused kernel."""
+    """Return the first rule that excludes cuDNN's fused kernel."""
     widest = WIDEST_HEAD if case.capability >= (9, 0) else WIDEST_HEAD_BEFORE_HOPPER
     not_given = {"a window beyond the causal one": case.window == "sides", "softcap": case.softcap, "lengths or left_padding": case.ragged}
     return first_reason((
@@ -211,7 +211,7 @@ def _against_cudnn(case: AttentionCase) -> str:
 
 
 def _against_decode(case: AttentionCase) -> str:
-    """The first rule that speaks against the decode kernel."""
+    """Return the first rule that excludes the decode kernel."""
     return first_reason((
         (case.empty, "a dimension is 0"),
         (case.dtype not in HALF, f"the decode kernel computes float16 and bfloat16, not {case.dtype}"),
@@ -225,7 +225,7 @@ def _against_decode(case: AttentionCase) -> str:
 
 
 def _against_flash(case: AttentionCase) -> str:
-    """The first rule that speaks against mlx-cuda's kernel for many queries."""
+    """Return the first rule that excludes the FlashAttention kernel."""
     float32 = case.dtype == "float32"
     return first_reason((
         (case.empty, "a dimension is 0"),

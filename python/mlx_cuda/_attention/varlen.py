@@ -1,4 +1,4 @@
-"""Attention of sequences packed one after another, without padding."""
+"""Attention over a ragged batch (varlen): sequences packed one after another, without padding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class VarlenKeywords(Keywords, total=False):
 
 
 class Packing(NamedTuple):
-    """Where the sequences lie: int32 ``[sequences + 1]`` each, and the most queries and keys of one."""
+    """The offsets of the sequences, int32 ``[sequences + 1]`` each, and the most queries and keys of one."""
 
     cu_q: mx.array
     cu_k: mx.array
@@ -183,7 +183,7 @@ def _packing(cu_q: mx.array, cu_k: mx.array, max_q: int, max_k: int) -> Packing:
 
 
 def _fused(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> list[mx.array]:
-    """The flash kernel, differentiated as the same on padded sequences."""
+    """Run the FlashAttention kernel; its gradients are those of padded sequences."""
 
     def forward(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None = None) -> list[mx.array]:
         results = native.module(stream).flash_varlen(q, k, v, *packing, options._replace(sinks=sinks), stream)
@@ -203,9 +203,9 @@ def _fused(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Opt
 
 
 def padded(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> list[mx.array]:
-    """Through sequences of equal length, with their lengths known to the device alone.
+    """Run attention on padded sequences, whose lengths only the device knows.
 
-    Queries end at the padded end and keys begin at the beginning, as :func:`attention` takes ragged lengths.
+    Queries are aligned to the padded end and keys to the beginning, as :func:`attention` expects ragged lengths.
     """
     cu_q, cu_k, max_q, max_k = packing
     place = mx.arange(max_q)
@@ -231,7 +231,7 @@ def padded(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Opt
 
 
 def _gather(packed: mx.array, rows: mx.array, there: mx.array) -> mx.array:
-    """The rows ``[sequences, n]`` of ``[total, H, D]`` as ``[sequences, H, n, D]``, zeros where there are none."""
+    """Gather the tokens ``[sequences, n]`` of ``[total, H, D]`` as ``[sequences, H, n, D]``, with zeros as padding."""
     total, heads, dim = packed.shape
     if total == 0:
         return mx.zeros((rows.shape[0], heads, rows.shape[1], dim), packed.dtype)

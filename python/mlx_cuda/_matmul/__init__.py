@@ -1,1 +1,1 @@
-"""Matmul: their rules, and what calls each kernel."""
+"""Matmul: dispatch rules, and the calls of each kernel."""

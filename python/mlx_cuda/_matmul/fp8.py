@@ -1,4 +1,4 @@
-"""Matmuls of 8-bit floating point numbers (e4m3), with the scales that make them of use."""
+"""FP8 (E4M3) matmul and quantization."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def fp8_matmul(
 
 @lru_cache(CACHED_SHAPES)
 def _blocked(a: Shape, b: Shape, scale_a: Shape | None, scale_b: Shape | None, bias: Shape | None) -> tuple[bool, bool]:
-    """Whether the scales are those of blocks, where all shapes fit."""
+    """Check all shapes, and return whether the scales are per block."""
     if len(a) < 1 or len(b) != 2 or a[-1] != b[1]:
         raise WrongValue(f"[fp8_matmul] Shapes must be a [..., M, K] and b [N, K], got {shape_text(a, b)}.")
     if bias is not None and bias != b[:1]:
@@ -121,7 +121,7 @@ def _of_blocks(name: str, scale: Shape | None, rows: Shape, blocks: Shape) -> bo
 
 
 def _composed(call: Fp8Call) -> mx.array:
-    """In float32; scales of rows and of all after the matmul, which then is exact in TF32."""
+    """Compute the call in float32. Scales per token or per tensor are applied after the matmul, which then is exact in TF32."""
     a, b = mx.from_fp8(call.a, mx.float32), mx.from_fp8(call.b, mx.float32)
     rows, columns = (None if scale is None else mx.stop_gradient(scale) for scale in (call.scale_a, call.scale_b))
     if rows is not None and call.blocked[0]:
@@ -139,7 +139,7 @@ def _composed(call: Fp8Call) -> mx.array:
 
 
 def _spread(scales: mx.array, shape: Shape) -> mx.array:
-    """Each scale for the numbers of this shape that it belongs to: 128 along each axis that has fewer scales."""
+    """Broadcast each scale to the values of this shape that share it: 128 along each axis with fewer scales."""
     for axis, size in enumerate(shape):
         if scales.shape[axis] != size:
             scales = mx.repeat(scales, BLOCK, axis)
@@ -196,7 +196,7 @@ def _composed_quantize(x: mx.array, how: str) -> tuple[mx.array, mx.array]:
 
 
 def _largest(x: mx.array, *, axis: int) -> mx.array:
-    """The largest of each 128 along an axis, of which the last may be fewer."""
+    """Return the largest of each 128 values along an axis; the last block may be smaller."""
     padding = [(0, 0)] * x.ndim
     padding[axis] = (0, -x.shape[axis] % BLOCK)
     return mx.unflatten(mx.pad(x, padding), axis, (-(-x.shape[axis] // BLOCK), BLOCK)).max(axis=axis)

@@ -1,4 +1,4 @@
-"""Matmuls of matrices by number, as rows name their experts: dense and quantized."""
+"""Matmuls with selected matrices, as for MoE: dense and quantized."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONSTANT_PAIRS = 64  # up to this many, default indices are kept as constants, a
 
 
 class GatherPlan(NamedTuple):
-    """What a call comes to."""
+    """The plan of a call: shapes, dtype and engine."""
 
     dtype: mx.Dtype
     form: Format | None  # None: dense
@@ -45,7 +45,7 @@ class GatherPlan(NamedTuple):
     def of(
         cls, dtype: mx.Dtype, form: Format | None, shapes: tuple[Shape, Shape, Shape], in_turn: bool, ordered: bool, choice: Choice
     ) -> GatherPlan:
-        """Of the shapes of x, w and the result."""
+        """Plan for the shapes of x, w and the result."""
         x, w, out = shapes
         return cls(dtype, form, out[:-2], (math.prod(x[:-2]), *x[-2:]), out, 0 in (*out, *x, *w), in_turn, ordered, choice)
 
@@ -217,7 +217,7 @@ def gather_dense(
     a: mx.array, b: mx.array, lhs_indices: mx.array | None, rhs_indices: mx.array | None, *,
     sorted_indices: bool, transpose: bool, stream: StreamOrDevice = None,
 ) -> GatherCall:  # fmt: skip
-    """A call of :func:`gather_mm` with matrices. With ``transpose``, b is ``[..., N, K]``."""
+    """Prepare a call of :func:`gather_mm` with dense matrices. With ``transpose``, b is ``[..., N, K]``."""
     on = resolve(stream)
     try:
         plan = _dense_plan((spec(a), spec(b), spec(lhs_indices), spec(rhs_indices)), transpose, sorted_indices, native.gpu(on))
@@ -229,7 +229,7 @@ def gather_dense(
 
 
 def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx.array | None, mx.array | None, mx.array]:
-    """x, w, scales, biases and the indices as the native module takes them: in 3 dimensions, and an index for each pair."""
+    """Return x, w, scales, biases and the indices for the native module: in 3 dimensions, with one index per pair."""
     x, w, scales, biases, on, plan = call.x, call.w, call.scales, call.biases, call.stream, call.plan
     x = cast(x, plan.dtype, on)
     if x.ndim != 3:
@@ -243,13 +243,13 @@ def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx
 
 
 def _small_m(call: GatherCall) -> tuple[Any, ...]:
-    """What the native module's quantized_small_m is called with."""
+    """Return the arguments of the native module's quantized_small_m."""
     assert call.plan.form is not None  # noqa: S101  (the weights are quantised)
     return (*_operands(call), call.transpose, *call.plan.form, False, call.plan.ordered, call.stream)
 
 
 def _in_order(x: mx.array, lhs: mx.array | None, rhs: mx.array, experts: QuantizedExperts, plan: GatherPlan, stream: mx.Stream) -> mx.array:
-    """Rows of ``[batches, M, K]`` in the order of their experts, the matmul of these groups, and its rows as the pairs want them."""
+    """Sort the tokens ``[batches, M, K]`` by expert, run the grouped GEMM, and return the result in the order of the pairs."""
     order = None
     if not plan.ordered:
         order = mx.argsort(rhs)
@@ -265,7 +265,7 @@ def _in_order(x: mx.array, lhs: mx.array | None, rhs: mx.array, experts: Quantiz
 
 
 def _upstream(call: GatherCall) -> mx.array:
-    """MLX's own function, or what is composed of it."""
+    """Call MLX's function, or the fallback."""
     plan, transpose = call.plan, call.transpose
     if call.lhs is None and call.rhs is None and plan.form is None:
         return mx.matmul(call.x, call.w.swapaxes(-1, -2) if transpose else call.w)
@@ -285,7 +285,7 @@ def _upstream(call: GatherCall) -> mx.array:
 
 
 def _batch(matrices: mx.array) -> mx.array:
-    """In 3 dimensions or more: MLX 0.32.4 has no gradient of a single matrix."""
+    """Return an array with at least 3 dimensions: MLX 0.32.4 has no gradient of a single matrix."""
     return matrices[None] if matrices.ndim == 2 else matrices
 
 
@@ -334,7 +334,7 @@ def _quantized_plan(
 
 
 def _pairs(operation: str, x: Shape, w: Shape, lhs: Spec | None, rhs: Spec | None, *, sorted_indices: bool) -> tuple[Shape, bool]:
-    """The shape that the indices broadcast to, those by default included, and whether the experts' rise over all pairs."""
+    """Return the broadcast shape of the indices, defaults included, and whether the experts are sorted over all pairs."""
     for name, indices in (("lhs_indices", lhs), ("rhs_indices", rhs)):
         if indices is not None and not mx.issubdtype(indices[1], mx.integer):
             raise WrongValue(f"[{operation}] {name} must be integers, got {dtype_name(indices[1])}.")
@@ -347,14 +347,14 @@ def _pairs(operation: str, x: Shape, w: Shape, lhs: Spec | None, rhs: Spec | Non
 
 
 def _rises(indices: Shape, pairs: Shape) -> bool:
-    """Whether indices of this shape that rise still do when they are broadcast: where each is only repeated on the spot."""
+    """Return whether sorted indices of this shape are still sorted after broadcasting."""
     sizes = (1,) * (len(pairs) - len(indices)) + indices
     same = next((i for i, (size, wanted) in enumerate(zip(sizes, pairs, strict=True)) if size != wanted), len(pairs))
     return set(sizes[same:]) <= {1}
 
 
 def _flat(indices: mx.array | None, batch: Shape, pairs: Shape, stream: mx.Stream) -> mx.array:
-    """The indices, or those of all matrices in order, broadcast to all pairs: uint32 ``[pairs]``."""
+    """Return the indices, or those of all matrices in order, broadcast to all pairs: uint32 ``[pairs]``."""
     if indices is None:
         if math.prod(pairs) <= CONSTANT_PAIRS:
             return _default_indices(batch, pairs)
@@ -376,5 +376,5 @@ def _default_indices(batch: Shape, pairs: Shape) -> mx.array:
 
 
 def stacked(w: mx.array, stream: mx.Stream) -> mx.array:
-    """Matrices one after another, ``[E, …]``."""
+    """Return the matrices in one dimension, ``[E, …]``."""
     return w if w.ndim == 3 else w.reshape(-1, *w.shape[-2:], stream=stream)

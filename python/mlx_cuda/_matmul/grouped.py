@@ -1,4 +1,4 @@
-"""Matmuls of groups of rows, each with a matrix of its own, as the experts of a mixture have them: dense and quantized."""
+"""Grouped GEMM: groups of tokens, each with its own matrix, as for MoE; dense and quantized."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class QuantizedExperts(NamedTuple):
-    """Quantized weights ``[E, …]``, and how they are multiplied with."""
+    """Quantized weights ``[E, …]`` and their format."""
 
     w: mx.array
     scales: mx.array
@@ -34,7 +34,7 @@ class QuantizedExperts(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a call comes to: the dtype and width of the result, and who computes it."""
+    """The plan of a call: the dtype and width of the result, and the engine."""
 
     dtype: mx.Dtype
     n: int
@@ -99,7 +99,7 @@ def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bo
 
 @lru_cache(CACHED_SHAPES)
 def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: bool, gpu: Gpu) -> Plan:
-    """The plan, where shapes and dtypes fit."""
+    """Check shapes and dtypes, and return the plan."""
     if len(x) != 2 or len(w) != 3 or x[1] != w[2 if transpose else 1]:
         form = "[E, N, K]" if transpose else "[E, K, N]"
         raise WrongValue(f"[grouped_matmul] Shapes must be x [M, K] and w {form}, got {shape_text(x, w)}.")
@@ -127,7 +127,7 @@ def product_of_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bo
 
 
 def _segments(a: mx.array, b: mx.array, offsets: mx.array, stream: mx.Stream) -> mx.array:
-    """``a[rows of e].T @ b[rows of e]`` for each group: ``[E, columns of a, columns of b]``."""
+    """Compute ``a[tokens of e].T @ b[tokens of e]`` for each group: ``[E, columns of a, columns of b]``."""
 
     def forward(a: mx.array, b: mx.array) -> mx.array:
         bounds = mx.stack([offsets[:-1], offsets[1:]], axis=1, stream=stream)
@@ -152,7 +152,7 @@ def _composed_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: boo
 
 
 def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array, stream: mx.Stream) -> mx.array:
-    """The same with quantized matrices, on mlx-cuda's kernel, which was chosen; its gradient where that takes it too."""
+    """Run the grouped GEMM with quantized weights on mlx-cuda's kernel; its gradient too, if the kernel supports it."""
     module, w, transpose, form = native.module(stream), experts.w, experts.transpose, experts.form
 
     def forward(x: mx.array, *parts: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""The linear layer with its bias and activation in the matmul's epilogue."""
+"""The linear layer, with bias and activation in the GEMM's epilogue."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def linear(
 
 @lru_cache(CACHED_SHAPES)
 def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtypes: mx.Dtype) -> tuple[mx.Dtype | None, Choice]:
-    """The dtype to compute in, if not all are of it, and who computes the case where there is a native module."""
+    """Return the dtype to compute in (None: that of all arguments), and the engine if there is a native module."""
     if activation not in (None, *get_args(Activation)):
         names = ", ".join(repr(name) for name in get_args(Activation))
         raise WrongValue(f"[linear] Activation must be None or one of {names}, got {activation!r}.")

@@ -1,4 +1,4 @@
-"""The rules that choose who computes a matmul, as pure functions of its shapes, dtypes, quantization and GPU."""
+"""Dispatch rules of matmul: pure functions of shapes, dtypes, quantization and GPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SHARING = {(9, 0): Sharing(3.7e6, 1.2, 132, 60, "H200: 64 rows of 8 experts of 1
 
 
 class QuantizedCase(NamedTuple):
-    """One call of ``quantized_matmul``, or of ``gather_qmm`` where it names experts, as far as the choice depends on it."""
+    """The properties of a call of ``quantized_matmul``, or of ``gather_qmm`` with experts, that determine its engine."""
 
     rows: int  # in all
     n: int
@@ -61,7 +61,7 @@ class QuantizedCase(NamedTuple):
 
 
 class GroupedCase(NamedTuple):
-    """One call of ``grouped_matmul``, or of ``gather_mm``, likewise."""
+    """The same for ``grouped_matmul`` and ``gather_mm``."""
 
     rows: int
     n: int
@@ -75,7 +75,7 @@ class GroupedCase(NamedTuple):
 
 
 class Fp8Case(NamedTuple):
-    """One call of ``fp8_matmul``, likewise."""
+    """The same for ``fp8_matmul``."""
 
     rows: int
     n: int
@@ -88,7 +88,7 @@ Case = TypeVar("Case", QuantizedCase, GroupedCase, Fp8Case)
 
 
 def chosen(rule: Callable[[Case], Choice], case: Case, gpu: Gpu, *, otherwise: EngineName) -> Choice:
-    """What a rule says of a call there; ``otherwise`` where MLX does not run on CUDA."""
+    """Apply a rule on this device; return ``otherwise`` if MLX does not run on CUDA."""
     if gpu.capability == (0, 0):
         return Choice(otherwise, gpu.absent)
     if gpu.absent:  # no kernel of mlx-cuda takes a case that names no capability
@@ -115,7 +115,7 @@ def choose_quantized(case: QuantizedCase) -> Choice:
 
 @by_limits(4096)
 def choose_gather_qmm(case: QuantizedCase) -> Choice:
-    """The same for rows that name their experts: many are put in the order of the experts first, where they are not."""
+    """The same for MoE: many tokens are sorted by expert first, unless they are sorted."""
     small_m, grouped = _against_small_m(case), _against_grouped_quantized(case)
     if not small_m:
         if not grouped and _shares_experts(case):
@@ -128,7 +128,7 @@ def choose_gather_qmm(case: QuantizedCase) -> Choice:
 
 @lru_cache(4096)
 def choose_grouped(case: GroupedCase) -> Choice:
-    """The grouped kernel, else MLX's own gather_mm."""
+    """Choose the grouped GEMM, else MLX's gather_mm."""
     against = _against_grouped(case)
     if not against:
         return Choice("grouped", "one grouped GEMM for all experts")
@@ -137,7 +137,7 @@ def choose_grouped(case: GroupedCase) -> Choice:
 
 @lru_cache(1024)
 def choose_fp8(case: Fp8Case) -> Choice:
-    """cuBLASLt where it multiplies 8-bit numbers with these scales, else MLX's operations in float32."""
+    """Choose cuBLASLt if it multiplies FP8 with these scales, else MLX's operations in float32."""
     against = first_reason((
         (0 in (case.rows, case.n, case.k), "a dimension is 0"),
         (case.capability < OLDEST_FP8_GPU, f"FP8 matmuls need sm_89 or newer, not {sm(case.capability)}"),
@@ -147,7 +147,7 @@ def choose_fp8(case: Fp8Case) -> Choice:
 
 @lru_cache(1024)
 def choose_quantize_fp8(gpu: Gpu, *, empty: bool, fits: bool) -> Choice:
-    """mlx-cuda's kernel. fits: whether the second dimension of a grid has as many blocks as share scales along it."""
+    """Choose mlx-cuda's kernel. fits: whether the second dimension of a grid holds the blocks that share scales along it."""
     against = first_reason((
         (empty, "a dimension is 0"),
         (bool(gpu.absent), gpu.absent),
@@ -158,7 +158,7 @@ def choose_quantize_fp8(gpu: Gpu, *, empty: bool, fits: bool) -> Choice:
 
 
 def _against_quantized(case: QuantizedCase) -> str:
-    """The first rule that speaks against all of mlx-cuda's kernels for quantized weights."""
+    """Return the first rule that excludes all of mlx-cuda's kernels for quantized weights."""
     return first_reason((
         (0 in (case.rows, case.n, case.k), "a dimension is 0"),
         (case.dtype not in NATIVE, f"mlx-cuda's kernels compute {', '.join(NATIVE)}, not {case.dtype}"),
@@ -174,7 +174,7 @@ def _products(case: QuantizedCase) -> Products:
 
 
 def _is_upstream(case: QuantizedCase) -> bool:
-    """Whether MLX's kernel that dequantizes as it goes takes it, and is the faster one."""
+    """Return whether MLX's kernel, which dequantizes in its main loop, supports the call and is faster."""
     tile = max(UPSTREAM_TILE, case.group_size)
     sizes = case.k % tile == 0 and case.k >= FEWEST_UPSTREAM_TILES * tile and case.n % UPSTREAM_COLUMNS == 0
     counts = case.rows * case.n < 2**31  # in an int
@@ -183,7 +183,7 @@ def _is_upstream(case: QuantizedCase) -> bool:
 
 
 def _most_small_m(case: QuantizedCase) -> int:
-    """The most rows that the kernels for few rows take."""
+    """Return the largest M of the small-M kernels."""
     most = _products(case)
     if case.experts:
         return most.gathered
@@ -237,7 +237,7 @@ def _grouped_operands(case: QuantizedCase | GroupedCase) -> tuple[tuple[bool, st
 
 
 def _upstream_quantized(case: QuantizedCase, *against: str) -> Choice:
-    """MLX's function, except what its CUDA kernels raise an error for when they are evaluated."""
+    """Choose MLX's function, unless its CUDA kernels raise an error for the call when they are evaluated."""
     reason = "; ".join(dict.fromkeys(against))
     if case.mode != "affine" and case.transpose and case.k % UPSTREAM_TILE and not case.global_scale:
         return Choice("fallback", f"{reason}; MLX's kernels take multiples of {UPSTREAM_TILE} as k, not {case.k}")
