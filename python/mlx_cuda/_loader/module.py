@@ -1,4 +1,4 @@
-"""What the native modules offer, as types; the arguments and their names stand in src/bindings."""
+"""The types of the native modules; src/bindings has the arguments and their names."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Arrays: TypeAlias = "Callable[..., list[mx.array]]"
 
 
 class NativeModule(Protocol):
-    """What ``_cu12`` and ``_cu13`` offer. Arrays come in checked: equal dtypes, valid shapes, no size of zero.
+    """The functions of ``_cu12`` and ``_cu13``. Arrays are checked before: equal dtypes, valid shapes, no size of zero.
 
-    Gradients that are not said to be composed in Python are the function's own.
+    Functions have their own gradients unless a comment says that Python composes them.
     """
 
     # Calls of a function given the graph that a call like it built. Alike are calls whose arguments have the same places and names, shapes,

@@ -1,4 +1,4 @@
-"""The loader: which native module serves a stream, loaded once, or the reason why none does."""
+"""The loader: the native module of a stream, loaded once, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .table import Cuda, Version, dll_directories, library_paths, version
 
 @dataclass(frozen=True)
 class Engine:
-    """A native module and what the dispatch rules ask of the GPU it runs on."""
+    """A native module, and the properties of its GPU that dispatch rules use."""
 
     module: NativeModule
     capability: tuple[int, int]
@@ -46,10 +46,10 @@ _kept: list[Any] = []  # handles of preloaded libraries and DLL directories: bot
 
 
 def engine(stream: mx.Stream) -> Engine | str:
-    """The engine for a stream, or in words why the operation is computed by MLX's own instead.
+    """Return the engine of a stream, or the reason why MLX's operations compute its calls.
 
-    A stream on the CPU, or an MLX without a CUDA GPU, is no failure. Where a GPU is there and the native module cannot be used, one
-    RuntimeWarning says why and names the fix.
+    A stream on the CPU, or an MLX without a CUDA GPU, is not an error. If there is a GPU but the native module cannot be used, one
+    RuntimeWarning gives the reason and the fix.
     """
     if stream.device.type != mx.gpu:
         return "the stream is on the CPU"
@@ -67,7 +67,7 @@ def engine(stream: mx.Stream) -> Engine | str:
 
 
 def gpu(stream: mx.Stream) -> Gpu:
-    """Where the matmuls of a stream run."""
+    """Return the GPU of a stream, for dispatch rules."""
     found = engine(stream)
     if not isinstance(found, str):
         return Gpu(found.capability)
@@ -76,22 +76,22 @@ def gpu(stream: mx.Stream) -> Gpu:
 
 
 def module(stream: mx.Stream) -> NativeModule:
-    """The module for a stream that has one."""
+    """Return the module of a stream that has one."""
     found = engine(stream)
     assert not isinstance(found, str)  # noqa: S101  (it was there when the engine was chosen)
     return found.module
 
 
 def device_capability(device: mx.Device) -> tuple[int, int]:
-    """The compute capability of a GPU, which the kernels of others go by."""
+    """Return the compute capability of a GPU."""
     info = mx.device_info(device)
     return int(info["compute_capability_major"]), int(info["compute_capability_minor"])
 
 
 def capability(device: mx.Device) -> tuple[int, int]:
-    """The compute capability of a GPU, or the older one that MLX_CUDA_CAPABILITY names, whose code is to run on it.
+    """Return the compute capability of a GPU, or the older one of MLX_CUDA_CAPABILITY, whose code then runs on it.
 
-    A setting that cannot be meant is a ValueError, so that no call is composed because of it.
+    An invalid setting raises a ValueError, so that no call falls back because of it.
     """
     real = device_capability(device)
     named = os.environ.get(CAPABILITY)
@@ -107,14 +107,14 @@ def capability(device: mx.Device) -> tuple[int, int]:
 
 @cache
 def tf32() -> bool:
-    """Whether float32 matmuls may run in TF32, as MLX's own do."""
+    """Return whether float32 matmuls may run in TF32, as MLX's own do."""
     with contextlib.suppress(ValueError):  # as atoi gives 0
         return int(os.environ.get("MLX_ENABLE_TF32", "1")) != 0
     return False
 
 
 def load() -> NativeModule | BackendError:
-    """The native module of the installed backend, or the error that every call is answered with; tried once."""
+    """Return the native module of the installed backend, or the error for every call; loading is tried once."""
     global _outcome, loaded  # noqa: PLW0603
     with _lock:
         if _outcome is None:
@@ -130,17 +130,17 @@ def load() -> NativeModule | BackendError:
 
 
 def on_cuda() -> bool:
-    """Whether MLX offers a CUDA GPU."""
+    """Return whether MLX has a CUDA GPU."""
     return bool(mx.cuda.is_available())
 
 
 def gpu_name() -> str:
-    """The first GPU's, whose measurements hold; none where MLX_CUDA_CAPABILITY has it be another one."""
+    """Return the name of the first GPU, for its measurements; empty if MLX_CUDA_CAPABILITY is set."""
     return "" if os.environ.get(CAPABILITY) else str(mx.device_info(mx.Device(mx.gpu, 0)).get("device_name", ""))
 
 
 def gpu_versions(module: NativeModule) -> dict[str, str]:
-    """What measurements hold for, besides that."""
+    """Return the versions for which measurements are valid."""
     return limits_file.versions(str(module.library_versions()["driver"]), str(module.build_info()["mlx"]))
 
 
@@ -183,16 +183,15 @@ def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
 
 
 def elsewhere(cuda: Cuda, env: Environment) -> list[Path]:
-    """The libraries that RPATH does not reach, because their package lies in another site-packages directory than this one."""
+    """Return the libraries that RPATH does not reach, because their package is in another site-packages directory."""
     here = env.package.resolve().parent
     return [path for path in library_paths(cuda, "linux", env.roots).values() if not path.is_relative_to(here) and path.is_file()]
 
 
 def loaded_by_name(cuda: Cuda, roots: Mapping[str, Path]) -> list[Path]:
-    """What NVIDIA's libraries look for on Windows by a bare name. That finds what is loaded, and no directory that was added.
+    """Return the libraries that NVIDIA's libraries load on Windows by a bare name, which finds loaded libraries but no added directory.
 
-    Where another package, such as torch, has loaded one of them, the rest are taken from beside it: parts of two versions do not go
-    together.
+    If another package, such as torch, has loaded one of them, the others are loaded from its directory: versions must not be mixed.
     """
     others = [Path(path) for path in loaded_files.mapped()]
     paths: list[Path] = []
@@ -208,7 +207,7 @@ def loaded_by_name(cuda: Cuda, roots: Mapping[str, Path]) -> list[Path]:
 
 
 def preload(paths: Iterable[Path]) -> list[ctypes.CDLL]:
-    """Load libraries by path: the loader then meets their sonames as already loaded, wherever they lie."""
+    """Load libraries by path, so that the loader finds their sonames already loaded."""
     return [_load_library(path) for path in paths]
 
 

@@ -1,4 +1,4 @@
-"""The gated delta rule: linear attention that decays, and corrects what its state holds for a key."""
+"""The gated delta rule."""
 
 from __future__ import annotations
 

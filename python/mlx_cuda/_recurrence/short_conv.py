@@ -1,4 +1,4 @@
-"""The short causal convolution that models have before linear attention."""
+"""The short causal convolution before linear attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ upstream_conv1d = mx.conv1d
 
 
 class Call(NamedTuple):
-    """The arrays as both sides take them."""
+    """The arrays of a call, as the kernel and MLX expect them."""
 
     x: mx.array
     weight: mx.array  # [C, K, 1]
@@ -39,7 +39,7 @@ class Call(NamedTuple):
 
 
 class ConvCase(NamedTuple):
-    """A call, as far as the choice depends on it."""
+    """The properties of a call that determine its engine."""
 
     shape: Shape  # of x
     taps: int
@@ -107,7 +107,7 @@ def _check(x: Shape, weight: Shape) -> None:
 
 
 def choose(call: Call, stream: mx.Stream) -> Choice:
-    """Who computes a call."""
+    """Return the engine of a call."""
     engine = native.engine(stream)
     if isinstance(engine, str):
         return Choice("mlx", engine)
@@ -116,7 +116,7 @@ def choose(call: Call, stream: mx.Stream) -> Choice:
 
 @lru_cache(1024)
 def choose_conv(case: ConvCase) -> Choice:
-    """mlx-cuda's kernel, else MLX's operations."""
+    """Choose mlx-cuda's kernel, else MLX's operations."""
     (batch, tokens, channels), taps = case.shape, case.taps
     one = tokens == 1
     against = first_reason((

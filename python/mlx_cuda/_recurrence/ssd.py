@@ -1,4 +1,4 @@
-"""The state space model of Mamba-2: linear attention that decays by how long a token lasts."""
+"""The state space model of Mamba-2."""
 
 from __future__ import annotations
 
