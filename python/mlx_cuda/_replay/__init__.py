@@ -1,1 +1,2 @@
-"""Steps of one token, captured once and launched for each: the captured graph, what it was captured of, and its memory."""
+"""Decode steps that are captured once and launched for each token: the captured graph, the state of the model at capture, and its
+memory."""
