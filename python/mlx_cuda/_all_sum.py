@@ -48,7 +48,7 @@ def _processes(group: Any | None) -> Any:
 
 
 def prepare(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> SumCall:
-    """A call, which is not cached, as other processes are asked."""
+    """Prepare a call. It is not cached, because it exchanges data with other processes."""
     require_arrays("all_sum", x=x)
     if not (group is None or isinstance(group, mx.distributed.Group)):
         raise WrongType(f"[all_sum] group must be an mlx.core.distributed.Group, got {type(group).__name__}.")
@@ -84,5 +84,5 @@ vars(all_sum).update(prepare=prepare)
 
 
 def several_processes() -> bool:
-    """Whether ``mlx.launch`` has started this process beside others, as NCCL's groups need."""
+    """Return whether ``mlx.launch`` has started several processes."""
     return os.environ.get("MLX_WORLD_SIZE", "1") != "1"

@@ -1,4 +1,4 @@
-"""``python -m mlx_cuda explain``: which engine computes a call of these shapes on this GPU, and why."""
+"""``python -m mlx_cuda explain``: the engine of a call of these shapes on this GPU, and the reason."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def add_to(subparsers: Any) -> None:
 
 
 def array(text: str, dtype: str, options: dict[str, Any]) -> Any:
-    """Zeros of this shape; quantized, the tuple that ``mx.quantize`` returns, whose format goes into the options."""
+    """Return zeros of this shape; quantized, the tuple of ``mx.quantize``, whose format is added to the options."""
     import mlx.core as mx
 
     match = SHAPE.fullmatch(text)
@@ -68,7 +68,7 @@ def array(text: str, dtype: str, options: dict[str, Any]) -> Any:
 
 
 def value(text: str, dtype: str, options: dict[str, Any]) -> Any:
-    """What a keyword argument is set to."""
+    """Parse the value of a keyword argument."""
     if "," in text:
         return tuple(value(each, dtype, options) for each in text.split(","))
     if text.lower() in WORDS:
@@ -83,7 +83,7 @@ def value(text: str, dtype: str, options: dict[str, Any]) -> Any:
 
 
 def call_of(operation: Any, arguments: Iterable[str], dtype: str) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call, by place and by name."""
+    """Return the positional and keyword arguments of a call."""
     named = [each for each in arguments if "=" in each]
     options: dict[str, Any] = {}
     for name, _, text in (each.partition("=") for each in named):
@@ -96,7 +96,7 @@ def call_of(operation: Any, arguments: Iterable[str], dtype: str) -> tuple[list[
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the choice; 2 where the operation refuses the call."""
+    """Print the choice; return 2 if the arguments are invalid."""
     try:
         import mlx.core as mx
     except ImportError as error:

@@ -27,12 +27,12 @@ ANSWERS = {"answers": "one request", "at once": "{count} requests at once"}
 
 
 def noise_of(values: Sequence[float]) -> float:
-    """How far their mean is off by chance: some standard errors."""
+    """Return the statistical error of the mean: some standard errors."""
     return STANDARD_ERRORS * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def squared_errors(values: list[list[float]], float32: list[list[float]]) -> list[float]:
-    """At each position the mean square of the errors of logits; one that all of them share changes nothing, and does not count."""
+    """Return the mean square error of the logits at each position; a constant offset per position is ignored."""
     found = []
     for own, right in zip(values, float32, strict=True):
         errors = [a - b for a, b in zip(own, right, strict=True)]
@@ -42,7 +42,7 @@ def squared_errors(values: list[list[float]], float32: list[list[float]]) -> lis
 
 
 def largest_error(values: list[list[float]], float32: list[list[float]]) -> float:
-    """The largest error of a difference of two logits at one position."""
+    """Return the largest error of a difference of two logits at one position."""
     errors = ([a - b for a, b in zip(own, right, strict=True)] for own, right in zip(values, float32, strict=True))
     return max((spread for each in errors if math.isfinite(spread := max(each) - min(each))), default=0.0)
 
@@ -57,7 +57,7 @@ def is_finite(passage: Passage) -> bool:
 
 
 def judge_perplexity(name: str, theirs: Passage, ours: Passage, float32: Passage | None) -> Row:
-    """Wrong where it is further from float32's than MLX's is, and more than rounding explains."""
+    """Compare perplexity: it is wrong if it is further from float32's than MLX's by more than rounding explains."""
     right = float32 or theirs
     row = Row(name, "ok", perplexity(theirs["nll"]), perplexity(ours["nll"]), perplexity(float32["nll"]) if float32 else None)
     if not is_finite(theirs):
@@ -74,7 +74,7 @@ def judge_perplexity(name: str, theirs: Passage, ours: Passage, float32: Passage
 
 
 def judge_errors(name: str, theirs: Passage, ours: Passage, float32: Passage) -> Row:
-    """Wrong where errors of logits are larger than those of MLX, by their root mean square, and not by chance."""
+    """Compare the RMS error of logits: it is wrong if it exceeds MLX's by more than noise."""
     of_theirs, of_ours = (squared_errors(each["values"], float32["values"]) for each in (theirs, ours))
     row = Row(name, "ok", math.sqrt(fmean(of_theirs)), math.sqrt(fmean(of_ours)))
 
@@ -89,7 +89,7 @@ def judge_errors(name: str, theirs: Passage, ours: Passage, float32: Passage) ->
 
 
 def first_difference(theirs: list[int], ours: list[int]) -> int | None:
-    """The first place at which the tokens differ."""
+    """Return the first index at which the tokens differ."""
     return next((place for place, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b), None)
 
 
@@ -121,7 +121,7 @@ def judge_answers(name: str, theirs: list[Answer], ours: list[Answer], judged: l
 
 
 def tie_of(upstream: Side, float32: Side) -> float | None:
-    """How far apart two tokens may be in float32 for 16 bits to choose either: by the errors of MLX itself, wherever they are known."""
+    """Return how far apart two float32 logits may be for 16 bits to choose either: from all known errors of MLX itself."""
     passages = [
         (upstream["passages"][name]["values"], right["values"]) for name, right in float32.get("passages", {}).items() if name != "cache"
     ]
@@ -135,7 +135,7 @@ def tie_of(upstream: Side, float32: Side) -> float | None:
 
 
 def _failed(name: str, upstream: Side, patched: Side, part: str) -> Row | None:
-    """A row for a part that failed on one side or both."""
+    """Return a row for a part that failed on one side or both."""
     theirs, ours = (side.get("errors", {}).get(part) for side in (upstream, patched))
     if theirs is not None and part not in upstream["passages"]:
         return Row(name, "skip", note=f"nor without patch(): {theirs}" if ours is not None else f"only with patch(): {theirs}")
@@ -201,7 +201,7 @@ def _costs(upstream: Side, patched: Side) -> list[Row]:
 def judge(
     model: str, upstream: Side, patched: Side, float32: Side, *, quick: bool, seconds: float, crashes: dict[SideName, str]
 ) -> ModelCheck:
-    """The rows, and whether one of them is wrong. ``crashes``: of processes that ended without a result."""
+    """Return all rows, and whether one of them is wrong. ``crashes``: errors of processes that ended without a result."""
     rows = []
     if crashed := crashes.get("patched"):
         rows.append(Row("patch()", "fail", note=crashed))

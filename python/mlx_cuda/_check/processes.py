@@ -1,4 +1,4 @@
-"""The processes of a check, one after the other: each has the GPU for itself, and a crash of one is a finding, not the end."""
+"""The processes of a check, one after the other: each has the GPU for itself, and a crash is reported as a result."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class SideFailed(Exception):
 
 
 class CannotLoad(Exception):
-    """mlx-lm does not load the model."""
+    """mlx-lm cannot load the model."""
 
 
 def require_mlx_lm() -> None:
-    """An ImportError, with the fix, where mlx-lm is not installed."""
+    """Raise an ImportError, with the fix, unless mlx-lm is installed."""
     if importlib.util.find_spec("mlx_lm") is None:
         raise ImportError("[check] mlx-lm is not installed.\n  fix: pip install mlx-lm")
 
 
 def require_model(model: str) -> None:
-    """A ValueError where no folder of a model is there, and the name cannot be another's either."""
+    """Raise a ValueError if the folder is not a model's, and the name cannot be one on Hugging Face."""
     path = Path(model)
     if path.exists() and not (path / "config.json").is_file():
         raise ValueError(f"[check] {model} is not a model folder: it has no config.json.\n  fix: {FIX_OF_FOLDERS}")
@@ -54,7 +54,7 @@ def require_model(model: str) -> None:
 
 
 def fix_of(model: str, error: str) -> str:
-    """What helps where mlx-lm does not load a model."""
+    """Return the fix if mlx-lm cannot load a model."""
     if "not supported" in error and "odel type" in error:
         return "pip install -U mlx-lm, if a newer version supports this model type"
     if any(words in error for words in FULL):
@@ -65,7 +65,7 @@ def fix_of(model: str, error: str) -> str:
 
 
 def run(task: Task, begin: Callable[[str], None]) -> Side:
-    """What the process of one side has found; ``begin`` is told each part. It ends where this is interrupted."""
+    """Run the process of one side and return its measurements; ``begin`` is called before each part. An interrupt ends the process."""
     environment = os.environ | (IN_FLOAT32 if task["side"] == "float32" else {})
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         command = [sys.executable, *interpreter_options(), "-W", "ignore", "-c", CODE]

@@ -1,2 +1,1 @@
-"""Decode steps that are captured once and launched for each token: the captured graph, the state of the model at capture, and its
-memory."""
+"""Decode steps as CUDA graphs: the captured graph, the model's state at capture, and the memory of its caches."""

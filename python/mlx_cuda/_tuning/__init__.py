@@ -1,1 +1,1 @@
-"""Timing the algorithms of matmuls on this GPU."""
+"""Tuning on this GPU: dispatch thresholds, and cuBLASLt algorithms of GEMMs."""

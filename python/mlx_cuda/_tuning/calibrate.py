@@ -1,4 +1,4 @@
-"""Which engine is the fastest for which calls, measured on this GPU and kept."""
+"""Measure the dispatch thresholds of this GPU and store them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Point = tuple[int, dict["int | str", float]]  # a size, and seconds by the limit
 
 @dataclass(frozen=True)
 class Change:
-    """A limit as it was and as it is, and how many times as long calls took as it was, at most, of those that it changes."""
+    """A threshold before and after, and the largest speedup of a call that it moves to another engine."""
 
     name: str
     before: int | str
@@ -117,7 +117,7 @@ def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] 
 
 
 def _measure(rule: Rule, found: Calibration, put: Callable[[DispatchThresholds], None], until: float = math.inf) -> None:
-    """One limit, with those that were found before in force."""
+    """Measure one threshold, with those that were found before in use."""
     before = rule.value(found.limits)
     points: list[Point] = []
     least = 1 if rule.part == "attention" else 0  # queries: one at a time are decoded in any case
@@ -155,7 +155,7 @@ def _measure(rule: Rule, found: Calibration, put: Callable[[DispatchThresholds],
 
 
 def _result(rule: Rule, size: int) -> mx.array:
-    """Of the first of the calls; kernels and plans are there then."""
+    """Evaluate the first call, which compiles kernels and builds plans."""
     first, *others = rule.calls(size)
     mx.eval(first, others)
     return first.astype(mx.float32)
@@ -167,7 +167,7 @@ def _agree(one: mx.array, other: mx.array) -> bool:
 
 
 def _seconds(rule: Rule, size: int) -> float:
-    """Of the calls together, built and computed."""
+    """Time the calls together, from Python to the result."""
     shortest = math.inf
     for _ in range(REPEATS):
         begin = time.perf_counter()
@@ -177,24 +177,24 @@ def _seconds(rule: Rule, size: int) -> float:
 
 
 def pays(point: Point) -> bool:
-    """Whether a size is better taken by the engine that a limit gives it to."""
+    """Return whether the engine that a threshold selects is faster for this size."""
     size, times = point
     return times[size] <= times[0] * MARGIN
 
 
 def time_of(point: Point, limit: int | str) -> float:
-    """Seconds with a limit: of a number those of the trial that is on the same side of it."""
+    """Return the time with a threshold: for a number, that of the trial on the same side of it."""
     size, times = point
     return times[limit] if isinstance(limit, str) else times[size if size <= limit else 0]
 
 
 def best(points: list[Point], values: Sequence[int | str], before: int | str) -> int | str:
-    """The value with which calls of all sizes take the least, each size counted alike; the one that there was where it does as well."""
+    """Return the value with the shortest time over all sizes, each counted alike; the former value if it is as good."""
     cost = {value: sum(math.log(time_of(point, value)) for point in points) for value in (*values, before)}
     least = min(values, key=lambda value: cost[value])
     return before if cost[before] - cost[least] < math.log(MARGIN) else least
 
 
 def gain(points: list[Point], before: int | str, now: int | str) -> float:
-    """How many times as long the calls took that went to another engine before, at most."""
+    """Return the largest speedup of calls that move to another engine."""
     return max((time_of(point, before) / time_of(point, now) for point in points), default=1.0)

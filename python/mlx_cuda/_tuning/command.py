@@ -1,4 +1,4 @@
-"""``python -m mlx_cuda tune``: measure which engines are the fastest here, or tune matmuls by their sizes, or show what is known."""
+"""``python -m mlx_cuda tune``: measure dispatch thresholds, tune GEMMs by their sizes, or show the stored results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BAR = 30
 
 
 def sizes(text: str) -> tuple[int, int, int]:
-    """M, N and K of ``8192x16384x4096``."""
+    """Parse M, N and K of ``8192x16384x4096``."""
     match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", text)
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form 8192x16384x4096 (M, N and K)")
@@ -51,13 +51,13 @@ def add_to(subparsers: Any) -> None:
 
 
 def render(products: Iterable[tuple[str, Tuned]]) -> str:
-    """One line for each matmul."""
+    """Return one line for each tuned GEMM."""
     lines = [f"{each.first_microseconds:10.1f} us -> {each.microseconds:10.1f} us  {key}" for key, each in products]
     return "\n".join(lines) or "no tuned matmul algorithms"
 
 
 def render_limits(entries: limits_file.Entries) -> str:
-    """What is kept of each GPU."""
+    """Return the stored thresholds of each GPU."""
     lines = []
     for name, entry in entries.items():
         lines.append(f"{name} ({', '.join(f'{what} {version}' for what, version in entry.get('versions', {}).items())})")
@@ -67,7 +67,7 @@ def render_limits(entries: limits_file.Entries) -> str:
 
 
 def render_calibration(found: Calibration) -> str:
-    """What changed, what it gains, and what was left."""
+    """Return what changed, the speedups, and what was not measured."""
     rows = [(each.name, f"{each.before} -> {each.now}", f"{each.gain:.2f}x") for each in found.changes]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
     lines = [f"  {name:<{widths[0]}}  {change:<{widths[1]}}  up to {gain}" for name, change, gain in rows]
@@ -77,7 +77,7 @@ def render_calibration(found: Calibration) -> str:
 
 
 def bar(stream: TextIO) -> Callable[[float, str], None]:
-    """Progress, in place on a terminal, elsewhere a line for each limit."""
+    """Return a progress callback: a bar on a terminal, else a line for each threshold."""
 
     def show(share: float, name: str) -> None:
         if stream.isatty():
@@ -91,7 +91,7 @@ def bar(stream: TextIO) -> Callable[[float, str], None]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, tune, show or forget."""
+    """Measure, tune, show or delete."""
     products = args.file or tuned_file.default_path()
     limits = limits_file.beside(products) if products else None
     if args.show:

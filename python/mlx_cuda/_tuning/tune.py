@@ -1,4 +1,4 @@
-"""Matrix matmuls with the algorithm that was fastest on this machine, found once and kept in a file."""
+"""Tuned cuBLASLt algorithms: measured once per GEMM and stored in a file."""
 
 from __future__ import annotations
 
