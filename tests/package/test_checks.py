@@ -229,6 +229,11 @@ def test_fixes_name_the_wheel_that_was_installed() -> None:
     assert found(replace(old, modules=frozenset()), "module").fix == f'pip install --force-reinstall --no-deps "{wheel}"'
 
 
+def test_the_former_name_of_a_fix() -> None:
+    with pytest.warns(DeprecationWarning, match=r"BackendError\.fix"):
+        assert BackendError("broken", fix="repair it").cure == "repair it"
+
+
 @pytest.mark.parametrize(("text", "source"), [
     ('{"url": "file:///a%20b/mlx_cuda.whl", "archive_info": {}}', "/a b/mlx_cuda.whl"),
     ('{"url": "https://example.org/mlx_cuda.whl", "archive_info": {}}', ""),
