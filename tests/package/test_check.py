@@ -376,7 +376,7 @@ def test_a_crash_of_the_patched_side_is_a_finding(error: Exception, monkeypatch:
 def test_a_model_that_mlx_itself_does_not_run(upstream: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     use(monkeypatch, upstream=upstream)
     assert main(["check", "a/model"]) == 2
-    assert "MLX by itself does not run the model: " in capsys.readouterr().err
+    assert "The model does not run on MLX alone: " in capsys.readouterr().err
 
 
 CHILDREN = {

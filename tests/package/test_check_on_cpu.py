@@ -195,7 +195,7 @@ def test_an_error_of_one_part(sides: Callable[..., str]) -> None:
     assert {name for name, row in found.items() if row.status == "fail"} == {
         "greedy tokens, 8 requests at once", "decode, 8 requests at once",
     }  # fmt: skip
-    assert found["decode, 8 requests at once"].note == "with patch() it fails: ValueError: no batches"
+    assert found["decode, 8 requests at once"].note == "fails only with patch(): ValueError: no batches"
 
 
 @pytest.mark.parametrize(("name", "config", "skipped"), [

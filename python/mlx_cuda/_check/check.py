@@ -9,7 +9,7 @@ from collections.abc import Callable
 from . import judge, processes
 from .forms import ModelCheck, Side, SideName, Task
 
-SHOWN = {"upstream": "MLX by itself", "patched": "with patch()", "float32": "in float32"}
+SHOWN = {"upstream": "MLX alone", "patched": "with patch()", "float32": "in float32"}
 
 
 def check(model: str | os.PathLike[str], *, quick: bool = False, progress: Callable[[float, str], None] | None = None) -> ModelCheck:
@@ -37,7 +37,7 @@ def check(model: str | os.PathLike[str], *, quick: bool = False, progress: Calla
     run = _Runs(name, quick=quick, progress=progress or (lambda *_: None))
     upstream = run("upstream")
     if failed := upstream["errors"].get("prompt"):
-        raise RuntimeError(f"[check] MLX by itself does not run the model: {failed}\n  fix: python -m mlx_lm generate --model {name}")
+        raise RuntimeError(f"[check] The model does not run on MLX alone: {failed}\n  fix: python -m mlx_lm generate --model {name}")
     crashes: dict[SideName, str] = {}
     patched, float32 = run.or_crash("patched", crashes), run.or_crash("float32", crashes)
     run.progress(1.0, "")
@@ -65,7 +65,7 @@ class _Runs:
             raise ValueError(f"[check] mlx-lm does not load {self._task['model']}: {error}\n  fix: {fix}") from error
         except processes.SideFailed as error:
             if side == "upstream":
-                raise RuntimeError(f"[check] MLX by itself does not run the model: {error}\n  fix: python -m mlx_cuda doctor") from error
+                raise RuntimeError(f"[check] The model does not run on MLX alone: {error}\n  fix: python -m mlx_cuda doctor") from error
             raise
         finally:
             self._done = first + processes.PARTS[side]

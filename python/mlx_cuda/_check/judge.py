@@ -61,7 +61,7 @@ def judge_perplexity(name: str, theirs: Passage, ours: Passage, float32: Passage
     right = float32 or theirs
     row = Row(name, "ok", perplexity(theirs["nll"]), perplexity(ours["nll"]), perplexity(float32["nll"]) if float32 else None)
     if not is_finite(theirs):
-        return replace(row, status="skip", note="NaN by MLX itself")
+        return replace(row, status="skip", note="NaN with MLX alone")
     if not is_finite(ours):
         return replace(row, status="fail", note="WRONG: NaN")
     of_theirs, of_ours = (abs(fmean(each["nll"]) - fmean(right["nll"])) for each in (theirs, ours))
@@ -69,7 +69,7 @@ def judge_perplexity(name: str, theirs: Passage, ours: Passage, float32: Passage
     allowed = MORE_PERPLEXITY + noise_of([a - b for a, b in zip((theirs if float32 else ours)["nll"], right["nll"], strict=True)])
     if of_ours - of_theirs <= allowed:
         return row
-    note = f"WRONG: its logarithm is {of_ours:.3f} away, MLX's {of_theirs:.3f}, and rounding explains {allowed:.3f} more"
+    note = f"WRONG: log perplexity is {of_ours:.3f} from float32, MLX's {of_theirs:.3f}; rounding explains {allowed:.3f} more"
     return replace(row, status="fail", note=note)
 
 
@@ -138,10 +138,10 @@ def _failed(name: str, upstream: Side, patched: Side, part: str) -> Row | None:
     """Return a row for a part that failed on one side or both."""
     theirs, ours = (side.get("errors", {}).get(part) for side in (upstream, patched))
     if theirs is not None and part not in upstream["passages"]:
-        return Row(name, "skip", note=f"nor without patch(): {theirs}" if ours is not None else f"only with patch(): {theirs}")
+        return Row(name, "skip", note=f"fails without patch() too: {theirs}" if ours is not None else f"runs only with patch(): {theirs}")
     if theirs is not None and ours == theirs:  # one of MLX's, which has something to be judged by nevertheless
-        return Row(name, "skip", note=f"nor without patch(): {theirs}")
-    return None if ours is None else Row(name, "fail", note=f"with patch() it fails: {ours}")
+        return Row(name, "skip", note=f"fails without patch() too: {theirs}")
+    return None if ours is None else Row(name, "fail", note=f"fails only with patch(): {ours}")
 
 
 def _speed(name: str, upstream: Side, patched: Side, part: str, key: str) -> Row:
@@ -206,7 +206,7 @@ def judge(
     if crashed := crashes.get("patched"):
         rows.append(Row("patch()", "fail", note=crashed))
     elif patched["unused"]:
-        shown = "run python -m mlx_cuda doctor: " if patched["broken"] else "both sides are MLX's own: "
+        shown = "run python -m mlx_cuda doctor: " if patched["broken"] else "both sides are MLX: "
         rows.append(Row("kernels", "fail" if patched["broken"] else "skip", note=shown + patched["unused"]))
     if crashed := crashes.get("float32"):
         rows.append(Row("float32", "warn", note=f"could not be computed: {crashed}"))
