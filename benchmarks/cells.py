@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from math import floor, log10
 from statistics import median
+from textwrap import wrap
 from typing import Any
 
 from .record import CaseResult
@@ -21,6 +22,7 @@ WORDS = (
     (r"\bcomposed\b", "fallback"), (r"\brecording it failed\b", "capture failed"),
     (r"\brecorded\b", "captured"), (r"\bplace on the host\b", "position on the CPU"),
     (r"\bproducts?\b", "GEMV"), (r"sorted rows\b", "sorted tokens"), (r"tokens of (\d+) experts\b", r"tokens, top-\1"),
+    (r"\bskinny\b", "small_m"),
 )  # fmt: skip
 ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches
 
@@ -61,6 +63,6 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def console(text: str) -> str:
-    """What a program has printed, for a document, whose lines end at its width."""
-    lines = (line if len(line) <= WIDTH else f"{line[: WIDTH - 2]} …" for line in text.rstrip().splitlines())
-    return "\n".join(("```", *lines, "```"))
+    """Return what a program has printed, for a document: long lines are wrapped, former words replaced."""
+    lines = (line for long in shown(text).rstrip().splitlines() for line in wrap(long, WIDTH, subsequent_indent=" " * 8) or [""])
+    return "\n".join(("```text", *lines, "```"))

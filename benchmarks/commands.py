@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+from itertools import groupby
 from pathlib import Path
-from textwrap import fill
+from textwrap import dedent, fill
 from typing import TYPE_CHECKING
 
 from .cells import WIDTH, markdown
@@ -34,7 +35,7 @@ def _sections(parser: argparse.ArgumentParser) -> Iterator[str]:
             yield from _sections(each)
         return
     rows = [_row(parser, action) for action in parser._actions if action.dest != "help"]
-    about, epilog = (fill(_text(text), WIDTH, break_on_hyphens=False) for text in (parser.description, parser.epilog))
+    about, epilog = (_paragraphs(parser, text or "") for text in (parser.description, parser.epilog))
     yield "\n\n".join(filter(None, [f"### `{parser.prog}`", about, markdown([["argument", "meaning"], *rows]) if rows else "", epilog]))
 
 
@@ -46,6 +47,17 @@ def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> list[str]:
     if action.option_strings and action.nargs != 0:
         named[-1] += f" {value}"
     return [", ".join(f"`{each}`" for each in named), _text(parser._get_formatter()._expand_help(action) if action.help else "")]
+
+
+def _paragraphs(parser: argparse.ArgumentParser, text: str) -> str:
+    """Return a description as Markdown; indented lines of one that is printed as written become code blocks."""
+    parts, raw = [], parser.formatter_class is argparse.RawDescriptionHelpFormatter
+    lines = text.splitlines() if raw else [" ".join(text.split())]
+    for indented, each in groupby(lines, lambda line: raw and line.startswith("  ")):
+        block = "\n".join(each)
+        filled = [fill(_text(each), WIDTH, break_on_hyphens=False) for each in block.split("\n\n") if each.strip()]
+        parts += [f"```text\n{dedent(block)}\n```"] if indented else filled
+    return "\n\n".join(parts)
 
 
 def _text(text: str | None) -> str:

@@ -70,7 +70,13 @@ def _text(kind: str, x: float, y: float, said: str) -> str:
 
 def _range(factors: Iterable[float]) -> str:
     found = list(factors)
-    return f"{min(found):.2f}x to {max(found):.2f}x"
+    return f"{min(found):.1f} to {max(found):.1f} times"
+
+
+def _layers(model: str) -> str:
+    """Return "12 of the 48 layers of NAME" for "NAME, 12 of its 48 layers: …"."""
+    name, _, layers = model.partition(":")[0].rpartition(", ")
+    return f"{layers.replace('its', 'the')} of {name}"
 
 
 def slower(results: Results) -> tuple[str, str]:
@@ -80,22 +86,25 @@ def slower(results: Results) -> tuple[str, str]:
 
 
 def readme_blocks() -> dict[str, str]:
-    """The lines below the picture. Models of which some layers were left out count in none of them."""
+    """Return the lines below the picture. A model with fewer layers than published is named apart."""
     decoding = {gpu: _range(tokens["ours"] / tokens["upstream"] for tokens in map(_tokens, _one_sequence(gpu))) for gpu in ("h200", "h100")}
-    whole = [each for each in read(RESULTS / "models" / "nvidia-h200-cu13.jsonl")["cases"] if " of its " not in each["model"]]
-    prompts = _range(speed(each, "patched", "prefill") / speed(each, "upstream", "prefill") for each in whole)
+    cases = read(RESULTS / "models" / "nvidia-h200-cu13.jsonl")["cases"]
+    prefill = {each["model"]: speed(each, "patched", "prefill") / speed(each, "upstream", "prefill") for each in cases}
+    (part,) = (model for model in prefill if " of its " in model)
+    part_speedup = prefill.pop(part)
     h200, h100 = (" of ".join(slower(Results.load(RESULTS / f"nvidia-{gpu}-cu13.jsonl"))) for gpu in decoding)
     versions = read(RESULTS / "decoding" / "nvidia-h100-cu13.jsonl")["provenance"]["distributions"]
     return {
         "readme": "\n".join(
             [
-                f"- Decoding one sequence: {decoding['h200']} MLX's tokens/s on an H200, {decoding['h100']} on an H100",
+                f"- Decoding one sequence: {decoding['h200']} the tokens/s of MLX on an H200, {decoding['h100']} on an H100",
                 "  ([decoding](docs/internals/decoding.md), [serving many requests](docs/guides/serving.md)).",
-                f"- Prompts of {whole[0]['prompt']} tokens: {prompts} on an H200 ([models](docs/results/performance.md#models)).",
-                f"- Kernels slower than MLX's by more than the noise: {h200} benchmark cases on an H200, {h100} on an H100",
+                f"- Prefill of {cases[0]['prompt']} tokens: {_range(prefill.values())} on an H200, and {part_speedup:.1f} times for",
+                f"  {_layers(part)} ([models](docs/results/performance.md#models)).",
+                f"- Kernels that were measurably slower than MLX's: {h200} benchmark cases on an H200, {h100} on an H100",
                 "  ([performance](docs/results/performance.md), [GPUs](docs/results/gpus.md#how-much-faster-the-kernels-are)).",
                 "",
-                "Models have random weights in the shapes of published ones, not their checkpoints. Measured with MLX "
+                "The benchmarks use random weights in the shapes of published models. Measured with MLX "
                 f"{versions['mlx']} and mlx-lm {versions['mlx-lm']}.",
             ]
         )

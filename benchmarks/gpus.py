@@ -95,10 +95,11 @@ def kernels() -> str:
 
 def gpu_tables(shapes: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
     """The blocks of docs/results/gpus.md that are not of the machine code."""
-    tuned = "\n\n".join(f"```\n{file.read_text('utf-8').strip()}\n```" for file in sorted((RESULTS / "tune").glob("*.txt")))
+    printed = "\n```\n\n```text\n".join(file.read_text("utf-8").strip() for file in sorted((RESULTS / "tune").glob("*.txt")))
+    renamed = printed.replace("skinny ", "small_m").replace("limits changed", "thresholds changed")  # words of when they were printed
     return {
         "limits": limits_table(),
-        "tuned": tuned,
+        "tuned": f"```text\n{renamed}\n```",
         "kernels": kernels(),
         "memory": decoding_speeds(shapes),
     }

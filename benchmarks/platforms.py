@@ -50,6 +50,8 @@ def _support(data: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> str:
     def state(platform: str, code: Sequence[str]) -> str:
         if linked[platform].startswith("never"):
             return "not built"
+        if code == ["75"]:
+            return "built, no speedup"
         if on_gpu[platform] == "never" or not ran & {f"sm_{name}" for name in code}:
             return "built"
         return f"tested on {on_gpu[platform]}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -97,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(facts, seconds)
         print(wheel)
+        for version in build.selected(args):
+            print(f'CUDA {version}: pip install "{wheel}[cu{version.partition(".")[0]}]"', file=sys.stderr)
     return 0
 
 

@@ -1,14 +1,15 @@
-"""CUDA kernels for MLX on NVIDIA GPUs: :func:`linear`, :func:`attention` (:func:`attention_varlen`, :func:`paged_attention`,
-:func:`paged_cache_update`, :func:`quantized_attention`), :func:`swiglu`; products with quantised weights (:func:`quantized_matmul`,
-:func:`gather_qmm`), of experts (:func:`gather_mm`, :func:`grouped_matmul`) and of 8-bit numbers (:func:`fp8_matmul`,
-:func:`quantize_fp8`); linear attention (:func:`gated_delta`, :func:`ssd`) and the convolution before it (:func:`short_conv`); sums over
-GPUs (:func:`all_sum`). ``mlx_cuda.nn`` has layers.
+"""CUDA kernels for MLX on NVIDIA GPUs.
 
-:func:`patch` puts them in place of MLX's own, :func:`explain` says which engine a call would use, :func:`tune` finds the fastest
-algorithms of matrix products, :func:`check` compares a model with and without :func:`patch`.
+Attention (:func:`attention`, :func:`attention_varlen`, :func:`paged_attention`, :func:`paged_cache_update`, :func:`quantized_attention`),
+matmul (:func:`linear`, :func:`quantized_matmul`, :func:`gather_mm`, :func:`gather_qmm`, :func:`grouped_matmul`, :func:`fp8_matmul`,
+:func:`quantize_fp8`, :func:`swiglu`), linear attention (:func:`gated_delta`, :func:`ssd`, :func:`short_conv`) and all-reduce
+(:func:`all_sum`). ``mlx_cuda.nn`` has layers.
 
-Importing the package needs neither a GPU nor a driver nor an MLX backend; the first use of an operation imports ``mlx.core`` and raises
-:class:`BackendError`, with the cure, where that cannot be imported. ``python -m mlx_cuda doctor`` checks an installation.
+:func:`patch` replaces MLX's functions with these, :func:`explain` returns the engine of a call, :func:`tune` and :func:`calibrate` measure
+the fastest algorithms and thresholds, and :func:`check` compares a model with and without :func:`patch`.
+
+Importing the package needs no GPU, driver or MLX backend. The first use of an operation imports ``mlx.core`` and raises
+:class:`BackendError`, with a fix, if that fails. ``python -m mlx_cuda doctor`` checks an installation.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _to_a_reader(argv: list[str]) -> int:
-    """What a command prints may be read by one that stops early, as head does: that ends it, without a traceback."""
+    """Run a command whose reader may stop early, as head does, without a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # whose code page on Windows may lack the letters of a path
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

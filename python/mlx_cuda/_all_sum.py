@@ -1,4 +1,4 @@
-"""Sums over GPUs of several processes, as tensor parallel models take them."""
+"""All-reduce over the GPUs of several processes, for tensor parallel models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ upstream_all_sum = mx.distributed.all_sum
 
 @dataclass
 class SumCall(Call[mx.array]):
-    """A call of :func:`all_sum`. Whether GPUs reach each other turns out where it is computed, as the other processes are asked then."""
+    """A call of :func:`all_sum`. Peer access is known only when it is computed, because that queries the other processes."""
 
     x: mx.array
     group: Any | None
@@ -48,7 +48,7 @@ def _processes(group: Any | None) -> Any:
 
 
 def prepare(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> SumCall:
-    """A call, which is not cached, as other processes are asked."""
+    """Prepare a call. It is not cached, because it exchanges data with other processes."""
     require_arrays("all_sum", x=x)
     if not (group is None or isinstance(group, mx.distributed.Group)):
         raise WrongType(f"[all_sum] group must be an mlx.core.distributed.Group, got {type(group).__name__}.")
@@ -60,21 +60,22 @@ patched_all_sum = in_place_of(upstream_all_sum, lambda call: not isinstance(call
 
 
 def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> mx.array:
-    """:func:`mlx.core.distributed.all_sum`, where GPUs of one machine reach each other's memory in one kernel.
+    """Compute the all-reduce of :func:`mlx.core.distributed.all_sum`, in one kernel if the GPUs have peer access.
 
     Args:
-        x: What each process has, of one shape and dtype.
+        x: The array of this process; all processes have the same shape and dtype.
         group: The processes, an ``mx.distributed.Group``; default all.
         stream: Stream or device to run on.
 
     Returns:
-        The sum, bit-identical in all processes. It is added in float32 and rounded once. MLX computes what is no float16, bfloat16 or
-        float32, no multiple of 16 bytes, or, except between two Hopper GPUs, over 256 KiB divided by the number of other processes;
-        :func:`explain` says which.
+        The sum, bit-identical in all processes, accumulated in float32 and rounded once. MLX computes dtypes other than float16, bfloat16
+        and float32, sizes that are not a multiple of 16 bytes and, except between two Hopper GPUs, those over 256 KiB divided by the
+        number of other processes; :func:`explain` returns which.
 
-    Like MLX's it is collective: all processes, of the same installation, make the same calls in the same order on the same streams. The
-    first one of a group on a stream, of which two have memory for it, waits for all of them at once, not only when it is evaluated, as they
-    show each other that memory. A kernel on each GPU writes to all others (one-shot all-reduce) by a protocol like NCCL's LL.
+    It is collective, as MLX's: all processes, with the same installation, make the same calls in the same order on the same streams. The
+    first call of a group on a stream exchanges peer memory, so it waits for all processes when it is called, not only when it is evaluated.
+    At most two streams of a group have such memory. Each GPU's kernel writes to all others (one-shot all-reduce) in LL packets, as NCCL
+    does.
     """
     return patched_all_sum(x, group=group, stream=stream)
 
@@ -83,5 +84,5 @@ vars(all_sum).update(prepare=prepare)
 
 
 def several_processes() -> bool:
-    """Whether ``mlx.launch`` has started this process beside others, as NCCL's groups need."""
+    """Return whether ``mlx.launch`` has started several processes."""
     return os.environ.get("MLX_WORLD_SIZE", "1") != "1"

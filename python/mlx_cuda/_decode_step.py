@@ -1,4 +1,4 @@
-"""One decoding step of a model of mlx-lm, replayed, for loops of one's own."""
+"""One captured decode step of an mlx-lm model, for custom decode loops."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ._patch import our_products
 from ._replay.errors import NotReplayed
 
 _lock = threading.RLock()
-INVARIANT = "patch(batch_invariant=True) is on, and steps have kernels of their own"
+INVARIANT = "patch(batch_invariant=True) is on, and captured steps use other kernels"
 
 
 @dataclass
 class StepCall(Call[Any]):
-    """A call of :func:`decode_step`. Who computes it follows from what the model's steps came to before, so that it is told of the model
-    alone; and it changes its caches, so it is neither cached nor part of another graph.
+    """A call of :func:`decode_step`. Its engine follows from the earlier steps of the model, so :func:`explain` needs only the model. It
+    changes its caches, so it is neither cached nor part of another graph.
     """
 
     model: Any
@@ -45,11 +45,11 @@ class StepCall(Call[Any]):
             return Choice("mlx", INVARIANT)
         state = decoding_of(self.model)
         if not state.captures:
-            reason = state.reason or "this thread has no recording of it: another has, or it was let go of"
+            reason = state.reason or "this thread has no capture of it: another has, or it was released"
             others = left_alone(package_of(type(self.model)))
             unknown = [f"left alone, as their code is not known: {', '.join(others)}"] if others else []
             return Choice("mlx", "; ".join([not_replaying(self.model) or reason, *unknown]))
-        return Choice("replay", f"its step was recorded: {state.captures[0].step.nodes} nodes in one launch")
+        return Choice("replay", f"its step was captured: {state.captures[0].step.nodes} nodes in one launch")
 
     def kernel(self) -> str:
         """What a captured step consists of."""
@@ -60,60 +60,61 @@ class StepCall(Call[Any]):
     def result(self) -> Any:
         model, tokens, cache = self.model, self.tokens, self.cache
         if setting.on:
-            raise ValueError(f"[decode_step] The step cannot be replayed: {INVARIANT}.")
+            raise ValueError(f"[decode_step] The step cannot be captured: {INVARIANT}.")
         on = resolve(self.stream)
         with mx.stream(on):
             if mx.cuda.is_available():
                 native.load()
             if not is_step(tokens, cache):
                 raise ValueError(
-                    f"[decode_step] It takes tokens [B, 1] and a list of caches, on a CUDA GPU, got {_described(tokens, cache)}."
+                    f"[decode_step] It needs tokens [B, 1] and a list of caches, on a CUDA GPU, got {_described(tokens, cache)}."
                 )
             engine = native.engine(on)
             if not isinstance(engine, str) and engine.capability < OLDEST_GPU:
-                raise ValueError(f"[decode_step] Steps are replayed on GPUs from {sm(OLDEST_GPU)} on, got {sm(engine.capability)}.")
+                raise ValueError(f"[decode_step] Steps are captured on GPUs from {sm(OLDEST_GPU)} on, got {sm(engine.capability)}.")
             try:
                 for each in cache:
                     kind_of(each)
             except NotReplayed as reason:
-                raise ValueError(f"[decode_step] The step cannot be replayed: {reason}.") from reason
+                raise ValueError(f"[decode_step] The step cannot be captured: {reason}.") from reason
             before, function = standing(cache, updated=True), type(model).__call__
             logits, state = step_of(model, _with_ours(getattr(function, "unpatched", function)), tokens, cache, {}, at_once=True)
             if state.reason and not several_processes():
                 put_back(cache, before)
-                raise ValueError(f"[decode_step] The step cannot be replayed: {state.reason}.")
+                raise ValueError(f"[decode_step] The step cannot be captured: {state.reason}.")
             return logits
 
 
 def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: StreamOrDevice = None) -> mx.array:
-    """The logits of the next token, by a step that is recorded once and launched as one CUDA graph.
+    """Compute the logits of the next token by a decode step that is captured once and launched as one CUDA graph.
 
     Args:
         model: A model of mlx-lm (an ``mlx.nn.Module``), or of a package with copies of its code, called as
-            ``model(tokens, cache=cache)``. A change of anything that the model holds is noticed, and the step is captured again. What it
-            reads elsewhere must stay (:func:`patch`).
+            ``model(tokens, cache=cache)``. A change of anything that the model refers to is detected, and the step is captured again. State
+            elsewhere must not change (:func:`patch`).
         tokens: Integers ``[B, 1]``, the last token of each sequence.
-        cache: mlx-lm's, or a known copy: ``KVCache``, ``RotatingKVCache``, ``QuantizedKVCache``, ``ArraysCache``, ``BatchKVCache`` or
-            ``BatchRotatingKVCache`` of each layer, which hold the tokens before. Their memory is appended to in place; they can be
-            trimmed, saved and used for steps of several tokens as ever. One thread at a time may use a cache.
+        cache: A list of mlx-lm's caches, one per layer, or known copies: ``KVCache``, ``RotatingKVCache``, ``QuantizedKVCache``,
+            ``ArraysCache``, ``BatchKVCache`` or ``BatchRotatingKVCache`` with the tokens so far. They are updated in place and can still be
+            trimmed, saved and used for steps of several tokens. Only one thread at a time may use a cache.
         stream: Stream or device to run on.
 
     Returns:
-        What the model returns, ``[B, 1, vocabulary]`` or an object that has that as ``logits``.
+        The result of the model, ``[B, 1, vocabulary]`` or an object with that as ``logits``.
 
     Raises:
-        ValueError: The arguments are no such step, or the step cannot be replayed; the message says why, and the cache is as before. With
-            several processes (``mlx.launch``) the model's own result is returned in place of the latter, because its sums have been sent.
+        ValueError: The arguments are not a decode step, or the step cannot be captured; the message says why, and the cache is unchanged.
+            With several processes (``mlx.launch``) a step that cannot be captured returns the model's own result instead, because its
+            all-reduces have been sent.
 
-    The first call runs the step as it is and records it: that takes as long as a few steps. Under :func:`patch` models replay their steps
-    by themselves; :func:`explain` with this function and the model says whether.
+    The first call runs the step eagerly and captures it, which takes as long as a few steps. After :func:`patch`, models do this by
+    themselves; ``explain(decode_step, model)`` returns whether.
     """
     result: mx.array = StepCall(model, tokens, cache, stream).result()
     return result
 
 
 def _with_ours(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A model's ``__call__`` with products of ours in MLX's places; one thread at a time, which then brings MLX's own back."""
+    """Return a model's ``__call__`` that uses mlx-cuda's matmuls; one thread at a time, which restores MLX's own."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         with _lock, our_products():

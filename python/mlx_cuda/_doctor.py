@@ -1,4 +1,4 @@
-"""``python -m mlx_cuda doctor``: the checks as a checklist, on a machine without driver, backend or MLX too."""
+"""``python -m mlx_cuda doctor``: the checks as a checklist. It needs no driver, backend or MLX."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ._loader.loaded import Loaded
 from ._loader.table import FRONTEND
 from ._version import __version__
 
-PROBE_SECONDS = 180  # a first use may compile and load kernels
+PROBE_SECONDS = 180  # the first use may compile and load kernels
 
-# In a process of its own: a wrong driver or library can end the process, and importing MLX takes the GPU's memory.
+# In a separate process: a wrong driver or library can crash it, and importing MLX allocates GPU memory.
 _IMPORT = """\
 import json
 import mlx.core as mx
@@ -48,17 +48,17 @@ else:
     answer = {"details": details, "error": error, "capture": engine.module.capture_refusal(gpu), "libraries": libraries}
     print(json.dumps(answer))
 """
-# The options of the interpreter by which a process finds other modules than this one.
+# Interpreter options that change which modules a process finds.
 _OPTIONS = {"isolated": "-I", "no_site": "-S", "ignore_environment": "-E", "no_user_site": "-s", "safe_path": "-P"}
 
 
 def interpreter_options() -> list[str]:
-    """Those of this process, for another one that is to find the same modules."""
+    """Return those of this process, so that a child process finds the same modules."""
     return [option for name, option in _OPTIONS.items() if getattr(sys.flags, name, False)]
 
 
 def probe(*, on_cuda: bool = True) -> Probe:
-    """Load the native module and run one operation, or import MLX alone, in a process of its own."""
+    """Load the native module and run one operation, or import MLX only, in a separate process."""
     command = [sys.executable, *interpreter_options(), "-W", "ignore", "-c", _PROBE if on_cuda else _IMPORT]
     try:
         # Libraries write to stderr too, in whatever encoding.
@@ -69,7 +69,7 @@ def probe(*, on_cuda: bool = True) -> Probe:
 
 
 def read_probe(returncode: int, stdout: str, stderr: str) -> Probe:
-    """The outcome of a probe's process."""
+    """Return the result of the probe process."""
     if returncode == 0 and stdout.strip():
         answer = json.loads(stdout.strip().splitlines()[-1])
         return Probe(**answer | {"libraries": tuple(Loaded(*each) for each in answer.get("libraries", ()))})
@@ -78,7 +78,7 @@ def read_probe(returncode: int, stdout: str, stderr: str) -> Probe:
 
 
 def examine() -> list[Check]:
-    """Run every check; the last one, which loads the native module, only where the others leave it a chance."""
+    """Run every check. The native module is loaded only if no other check failed."""
     env = take(ask_driver=True)
     if FRONTEND in env.distributions and checks.first_failure(env) is None:
         env = replace(env, probe=probe(on_cuda=env.cuda is not None))
@@ -86,23 +86,23 @@ def examine() -> list[Check]:
 
 
 def render(found: Sequence[Check]) -> str:
-    """The checklist as text."""
+    """Return the checklist as text."""
     width = max(len(check.name) for check in found)
     lines = [f"mlx-cuda {__version__}"]
     for check in found:
         lines.append(f"[{check.status:^4}] {check.name:<{width}}  {check.summary}")
-        if check.cure and check.status in ("fail", "warn"):
-            lines.append(f"{'cure:':>{width + 7}}  {check.cure}")
+        if check.fix and check.status in ("fail", "warn"):
+            lines.append(f"{'fix:':>{width + 7}}  {check.fix}")
     failed = sum(check.status == "fail" for check in found)
-    lines.append(f"{failed} of {len(found)} checks failed; the first explains those after it" if failed else "no check failed")
+    lines.append(f"{failed} of {len(found)} checks failed; the first often causes the others" if failed else "no check failed")
     return "\n".join(lines)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the checklist, or the same for a machine; 1 when a check failed."""
+    """Print the checklist as text or JSON; return 1 if a check failed."""
     found = examine()
     ok = all(check.status != "fail" for check in found)
-    report = {"mlx_cuda": __version__, "ok": ok, "checks": [asdict(check) for check in found]}
+    report = {"mlx_cuda": __version__, "ok": ok, "checks": [asdict(check) | {"cure": check.fix} for check in found]}  # cure: until 0.33
     print(json.dumps(report, indent=2) if args.json else render(found))
     return int(not ok)
 
@@ -112,8 +112,8 @@ def add_to(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "doctor",
         help="check this installation",
-        description="Check the interpreter, MLX, its backend, the libraries, the driver and the GPU; name the cure of what is wrong.",
-        epilog="Exit codes: 0 no check failed, 1 a check failed, 2 usage.",
+        description="Check the interpreter, MLX, its backend, the libraries, the driver and the GPU. Print a fix for each problem.",
+        epilog="Exit codes: 0 no check failed, 1 a check failed, 2 usage error.",
     )
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
     parser.set_defaults(run=run)

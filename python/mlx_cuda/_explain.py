@@ -1,4 +1,4 @@
-"""Who computes a call, and why, for all operations."""
+"""The engine of a call and the reason, for all operations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RETIRED = {"mlx": "upstream", "fallback": "composed", "small_m": "skinny", "gemv
 
 
 class _Engine(str):
-    """The name of an engine, which for one release also equals the name that it had."""
+    """The name of an engine, which for one release also equals its former name."""
 
     __slots__ = ()
     __hash__ = str.__hash__
@@ -43,7 +43,7 @@ def explain(operation: Callable[..., Any], /, *arguments: Any, **options: Any) -
 
 
 def explain(*arguments: Any, **options: Any) -> Choice:
-    """Which engine an operation would use for these arguments, and why.
+    """Return the engine that an operation would use for these arguments, and why.
 
     Args:
         *arguments: The operation and its arguments, ``explain(mlx_cuda.quantized_matmul, x, w, scales, biases)``; with arrays alone,
@@ -51,19 +51,19 @@ def explain(*arguments: Any, **options: Any) -> Choice:
         **options: Its keyword arguments.
 
     Returns:
-        ``engine`` names it and ``reason`` the rule for it, or against the engines that come before it.
-        Engines of attention: ``"decode"`` (our kernel for few queries), ``"cudnn"``, ``"flash"`` (our kernel for many). Of GEMMs:
-        ``"small_m"`` (our kernels for small M), ``"gemv"`` (MLX's kernel for one row, where that takes the layouts, else ours),
-        ``"dequantize"`` (tiles of the weights, for a dense GEMM), ``"grouped"`` (our MoE kernel), ``"cublaslt"``.
-        Of :func:`swiglu`, :func:`quantize_fp8` and :func:`paged_cache_update`: ``"fused"`` (our kernel).
-        Of linear attention: ``"recurrent"`` (our kernels that go from token to token) and ``"chunked"`` (those for prompts); of the
-        convolution before it ``"direct"``. Of sums over GPUs: ``"peers"`` (our kernel, where they reach each other's memory). Of all:
-        ``"mlx"`` (MLX's own function) and ``"fallback"`` (MLX's operations). Of decoding steps: ``"replay"`` (recorded, ``kernel``
-        says what they are made of) and ``"mlx"`` (the model as it is). Elsewhere ``kernel`` names the source and the kernel of ours,
-        as the arrays lie now, where the native module can tell; it is empty where a library or MLX computes the call.
+        A :class:`Choice`: ``engine`` is its name, ``reason`` the rule that selected it, or excluded the engines before it, and ``kernel``
+        the source and name of the CUDA kernel, or empty if a library or MLX computes the call.
+
+        Attention: ``"decode"`` (split-KV kernel for few queries), ``"cudnn"``, ``"flash"`` (FlashAttention kernels for many). GEMMs:
+        ``"small_m"`` (small-M GEMM), ``"gemv"`` (MLX's kernel for M = 1, or mlx-cuda's for layouts that it does not support),
+        ``"dequantize"`` (dequantized tiles and a dense GEMM), ``"grouped"`` (MoE GEMM), ``"cublaslt"``. :func:`swiglu`,
+        :func:`quantize_fp8` and :func:`paged_cache_update`: ``"fused"``. Linear attention: ``"recurrent"`` (token by token),
+        ``"chunked"`` (prefill), ``"direct"`` (short convolution). All-reduce: ``"peers"`` (peer memory). Decode steps: ``"replay"``
+        (captured; ``kernel`` lists its primitives) and ``"mlx"`` (the model runs eagerly). All: ``"mlx"`` (MLX's function) and
+        ``"fallback"`` (MLX's operations).
 
     Raises:
-        ValueError, TypeError: As the operation; and for a function that has no choice.
+        ValueError, TypeError: As the operation; also if the function is not an operation of mlx_cuda.
     """
     if not arguments or not callable(arguments[0]):
         arguments = (attention, *arguments)

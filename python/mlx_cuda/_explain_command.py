@@ -1,4 +1,4 @@
-"""``python -m mlx_cuda explain``: which engine computes a call of these shapes on this GPU, and why."""
+"""``python -m mlx_cuda explain``: the engine of a call of these shapes on this GPU, and the reason."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 SHAPE = re.compile(r"(\d+(?:x\d+)*)(?::(\w+))?")
 WORDS = {"none": None, "true": True, "false": False}
 DESCRIPTION = """\
-Print which engine computes a call, which of our kernels, and the rule that chose it. Nothing is computed, and arrays have no memory.
+Print which engine and which kernel compute a call, and why. Nothing is computed or allocated.
 
-  SHAPE       an array, such as 1x32x4096x128. :DTYPE after it (8:int32) gives it another dtype than --dtype. A quantized array has
-              the shape before quantization and the bits or the mode: 4096x14336:q4, :q8, :mxfp4, :mxfp8 or :nvfp4.
-  NAME=VALUE  a keyword argument: a number, true, false, none, a word, several of them with commas, or an array: 1x1x8x4096:bool.
-              A vector needs a dtype: sinks=32:float32."""
+  SHAPE       an array, such as 1x32x4096x128; :DTYPE sets its dtype, as in 8:int32. A quantized array is its shape before
+              quantization and the bits or mode: 4096x14336:q4, :q8, :mxfp4, :mxfp8 or :nvfp4.
+  NAME=VALUE  a keyword argument: a number, true, false, none, a string, a tuple (values with commas) or an array
+              (mask=1x1x8x4096:bool; a vector needs a dtype: sinks=32:float32)."""
 EPILOG = """\
-examples:
+Examples:
   python -m mlx_cuda explain attention 1x32x4096x128 1x8x4096x128 1x8x4096x128 mask=causal
   python -m mlx_cuda explain quantized_matmul 1x4096 14336x4096:q4
   python -m mlx_cuda explain gather_mm 8x1x1x2048 128x2048x768 rhs_indices=8x8:uint32
 
-Exit codes: 0 done, 2 usage, or arguments that the operation refuses."""
+Exit codes: 0 done, 2 usage error or invalid arguments of the operation."""
 
 
 def add_to(subparsers: Any) -> None:
@@ -43,14 +43,14 @@ def add_to(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("operation", metavar="OPERATION", help="a function of mlx_cuda, such as attention")
-    parser.add_argument("arguments", nargs="+", metavar="SHAPE|NAME=VALUE", help="its arguments, in order, then by name")
-    parser.add_argument("--dtype", default="bfloat16", help="of arrays that say no other (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print the same as JSON")
+    parser.add_argument("arguments", nargs="+", metavar="SHAPE|NAME=VALUE", help="positional, then keyword arguments")
+    parser.add_argument("--dtype", default="bfloat16", help="dtype of arrays without :DTYPE (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def array(text: str, dtype: str, options: dict[str, Any]) -> Any:
-    """Zeros of this shape; quantized, the tuple that ``mx.quantize`` returns, whose format goes into the options."""
+    """Return zeros of this shape; quantized, the tuple of ``mx.quantize``, whose format is added to the options."""
     import mlx.core as mx
 
     match = SHAPE.fullmatch(text)
@@ -63,12 +63,12 @@ def array(text: str, dtype: str, options: dict[str, Any]) -> Any:
         options.update(quantized)
         return mx.quantize(mx.zeros(shape, getattr(mx, dtype)), group_size=options.get("group_size"), **quantized)
     if not isinstance(getattr(mx, suffix, None), mx.Dtype):
-        raise ValueError(f"{suffix!r} is no dtype of MLX, got {text!r}")
+        raise ValueError(f"{suffix!r} is not a dtype of MLX, got {text!r}")
     return mx.zeros(shape, getattr(mx, suffix))
 
 
 def value(text: str, dtype: str, options: dict[str, Any]) -> Any:
-    """What a keyword argument is set to."""
+    """Parse the value of a keyword argument."""
     if "," in text:
         return tuple(value(each, dtype, options) for each in text.split(","))
     if text.lower() in WORDS:
@@ -83,7 +83,7 @@ def value(text: str, dtype: str, options: dict[str, Any]) -> Any:
 
 
 def call_of(operation: Any, arguments: Iterable[str], dtype: str) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call, by place and by name."""
+    """Return the positional and keyword arguments of a call."""
     named = [each for each in arguments if "=" in each]
     options: dict[str, Any] = {}
     for name, _, text in (each.partition("=") for each in named):
@@ -96,12 +96,14 @@ def call_of(operation: Any, arguments: Iterable[str], dtype: str) -> tuple[list[
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the choice; 2 where the operation refuses the call."""
+    """Print the choice; return 2 if the arguments are invalid."""
     try:
         import mlx.core as mx
     except ImportError as error:
         print(fault(error, take(ask_driver=True)), file=sys.stderr)
         return 2
+    if not mx.cuda.is_available():
+        print("MLX has no CUDA GPU here: this is the engine on the CPU, whatever MLX_CUDA_CAPABILITY says", file=sys.stderr)
     from ._explain import explain
     from ._operations import OPERATIONS
 

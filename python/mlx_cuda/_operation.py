@@ -1,4 +1,4 @@
-"""What an operation is: a signature with its documentation, and what prepares a call, which tells who computes it without computing it."""
+"""Operations: a documented signature, and a function that prepares a call and its engine without computing it."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ C_co = TypeVar("C_co", bound="Call[Any]", covariant=True)
 
 
 class Call(Protocol[R_co]):
-    """A call, checked, and who computes it."""
+    """A checked call and its engine."""
 
     choice: Choice
 
     @property
     def sizes(self) -> tuple[int, int] | None:
-        """The fewest and the most of the growing axes with which a call that is otherwise the same has the same graph; None: its own."""
+        """Return the smallest and largest growing axes for which an otherwise equal call has the same graph; None: only its own."""
         return None
 
     def result(self) -> R_co:
-        """The result, by whoever is chosen."""
+        """Return the result of the chosen engine."""
 
     def kernel(self) -> str:
-        """The source and the kernel of ours that compute the call, where the native module can tell."""
+        """Return the source and name of the mlx-cuda kernel that computes the call, if the native module knows it."""
         return ""
 
 
 class DirectCall(Call[R]):
-    """A call of the native module's function of this name; of MLX's operations where these are chosen, or there is no module."""
+    """A call of one function of the native module, or of MLX's operations if these are chosen or there is no module."""
 
     __slots__ = ("arguments", "choice", "composed", "native", "stream")
 
@@ -61,7 +61,7 @@ class DirectCall(Call[R]):
 
 
 class Operation(Protocol[P, C_co]):
-    """What gives the results of calls, and the function that prepares them."""
+    """A function that returns the results of calls, and the function that prepares them."""
 
     @property
     def prepare(self) -> Callable[P, C_co]: ...
@@ -70,10 +70,10 @@ class Operation(Protocol[P, C_co]):
 
 
 def operation(returns: str = "mx.array", *, is_cached: bool = True, **axes: int) -> Callable[[Callable[P, C_co]], Operation[P, C_co]]:
-    """Decorate what prepares calls: it becomes the operation of its name, parameters and documentation.
+    """Decorate a function that prepares calls: it becomes the operation with its name, parameters and documentation.
 
-    ``returns`` is what the signature says of results, ``is_cached`` whether calls go by way of the call cache, and ``axes`` are those that
-    :func:`growing` takes.
+    ``returns`` is the return type in the signature, ``is_cached`` whether calls use the dispatch cache, and ``axes`` are those of
+    :func:`growing`.
     """
 
     def made(prepare: Callable[P, C_co]) -> Operation[P, C_co]:

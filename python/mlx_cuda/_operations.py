@@ -1,4 +1,4 @@
-"""The one list of operations: explain, tune and the tests walk it, and what patch replaces is of it."""
+"""The list of operations, for explain, tune, patch and the tests."""
 
 from __future__ import annotations
 

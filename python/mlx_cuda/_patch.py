@@ -1,4 +1,4 @@
-"""Our operations in place of MLX's own, for programs that call the latter, such as mlx-lm."""
+"""mlx-cuda's operations instead of MLX's, for programs that call the latter, such as mlx-lm."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _attention(
 
 
 def _product(ours: Operation[..., Call[mx.array]], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """MLX's function of a matrix product, which leaves to us what our kernels take."""
+    """MLX's function of a matmul, which leaves to mlx-cuda what its kernels support."""
     return in_place_of(upstream, lambda call: call.choice.engine in OUR_PRODUCTS or misread_by_mlx(call))(ours.prepare)
 
 
@@ -96,7 +96,7 @@ def _unpatched() -> Iterator[None]:
 
 
 def _exporting(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """MLX's function that traces its second argument and writes what that does to a file, which has no names for kernels of ours."""
+    """MLX's function that traces its second argument and writes what that does to a file, which has no names for mlx-cuda's kernels."""
 
     @wraps(upstream)
     def export(*arguments: Any, **options: Any) -> Any:
@@ -119,7 +119,7 @@ class Route(NamedTuple):
 
 
 _quantized_matmul = _product(quantized_matmul, product_of_batches)
-# Calls with a batch of weights go there without a look into the cache: a quantised cache of keys and values is one, of another size at each
+# Calls with a batch of weights go there without a look into the cache: a quantized cache of keys and values is one, of another size at each
 # token, so that the graph would be built each time.
 vars(_quantized_matmul)["of_batches"] = product_of_batches
 ROUTES = (
@@ -139,7 +139,7 @@ EVERY: tuple[Route, ...] = (*ROUTES, *OTHERS, *EXPORTERS)
 
 _fixed_quantized_matmul = products.quantized(cached(_quantized_matmul))
 _gathered = tuple(cached(route.ours) for route in ROUTES[2:])
-INVARIANT: tuple[Route, ...] = (  # with batch_invariant, in place of those
+INVARIANT: tuple[Route, ...] = (  # with batch_invariant, instead of those
     Route(mx, "matmul", products.upstream_matmul, products.matmul),
     Route(mx, "addmm", products.upstream_addmm, products.addmm),
     Route(mx.array, "__matmul__", products.upstream_operator, products.operator),
@@ -161,7 +161,7 @@ def _invariant_ones() -> tuple[Route, ...]:
 
 
 def our_products() -> Patched:
-    """Put products of ours in the places of MLX's, and our linear attention in mlx-lm's, until it is left."""
+    """Replace MLX's matmuls and mlx-lm's linear attention, until the context is left."""
     patched = _put({**{route: natively(route.ours) for route in ROUTES if route.owner is mx}, ALL_SUM: ALL_SUM.ours})
     if mlx_lm.put():
         patched.callback(mlx_lm.take_away)
@@ -169,11 +169,11 @@ def our_products() -> Patched:
 
 
 class Patched(contextlib.ExitStack):
-    """What :func:`patch` returns: leaving it as a context manager brings back what was there before."""
+    """Returned by :func:`patch`. Leaving it as a context manager restores the previous functions."""
 
 
 def _put(functions: dict[Route, Callable[..., Any]]) -> Patched:
-    """Put functions in the places of MLX's."""
+    """Replace functions of MLX."""
     before = Patched()
     for route, function in functions.items():
         before.callback(setattr, route.owner, route.name, getattr(route.owner, route.name))
@@ -184,49 +184,46 @@ def _put(functions: dict[Route, Callable[..., Any]]) -> Patched:
 def patch(
     *, kv_bits: Literal[4, 8, 16] | None = None, kv_group_size: Literal[32, 64, 128] = 64, batch_invariant: bool | None = None
 ) -> Patched:
-    """Route functions of MLX here wherever that is faster, for all of the process.
-
-    They are :func:`mlx.core.fast.scaled_dot_product_attention`, :func:`mlx.core.fast.gated_delta_update`,
-    :func:`mlx.core.quantized_matmul`, :func:`mlx.core.gather_mm`, :func:`mlx.core.gather_qmm`, :func:`mlx.core.conv1d` (of each channel
-    with its own taps) and :func:`mlx.core.distributed.all_sum` (:func:`all_sum`; all processes have to be patched), and what mlx-lm
-    computes linear attention by (``gated_delta_ops`` and ``ssm_attn``). The layers of MLX and the models of mlx-lm call them by these names
-    at each step, so they follow without a change. So are the steps of mlx-lm's models that decode one token: recorded once and launched for
-    each (:func:`decode_step`). Copies of mlx-lm's code in other packages, such as mlx-vlm and mlx-audio, get the same where it is known
-    what they do::
+    """Replace functions of MLX and mlx-lm with mlx-cuda's in this process, for calls in which they are faster::
 
         mlx_cuda.patch()  # until unpatch(), or: with mlx_cuda.patch(): ...
 
-    Calls that no kernel of ours takes go to MLX's own function, with the arguments as they are; on GPUs older than sm_80 nothing
-    is put anywhere. So do wrong calls, for MLX's errors, and calls in a function that is compiled or exported with ``shapeless=True``, as a
-    kernel is chosen for sizes. A program that holds on to the function itself (``from mlx.core import quantized_matmul``) has to be patched
-    before it does.
+    It replaces :func:`mlx.core.fast.scaled_dot_product_attention`, :func:`mlx.core.fast.gated_delta_update`,
+    :func:`mlx.core.quantized_matmul`, :func:`mlx.core.gather_mm`, :func:`mlx.core.gather_qmm`, :func:`mlx.core.conv1d` (depthwise),
+    :func:`mlx.core.distributed.all_sum` (:func:`all_sum`; patch all processes), and mlx-lm's linear attention (``gated_delta_ops``,
+    ``ssm_attn``). MLX's layers and mlx-lm's models need no change. Decode steps of mlx-lm's models are captured as CUDA graphs
+    (:func:`decode_step`), and so are those of known copies of mlx-lm's code in other packages, such as mlx-vlm and mlx-audio.
 
-    A captured step is launched without the model's Python code. Before each launch everything reachable from the model is compared with
-    what it was: weights, numbers, flags, functions, layers, classes. A change leads to a new capture, and a model whose layers hand arrays
-    to somebody else, such as a hook, is not captured. What cannot be seen: global variables of modules, files, environment variables, the
-    content of C objects, code or defaults replaced inside of a method, and side effects without arrays, such as a counter or a print.
+    Calls that no kernel supports go to MLX's function unchanged, and so do wrong calls, for MLX's errors, and calls in functions that are
+    compiled or exported with ``shapeless=True``. On GPUs older than sm_80 nothing is replaced. Call it before a program stores a function
+    under another name (``from mlx.core import quantized_matmul``).
 
-    What :func:`mlx.core.export_function` and :func:`mlx.core.exporter` write is made of MLX's own functions, so that it can
-    be read without this package; what was compiled by :func:`mlx.core.compile` and called while patched cannot be part of it where it is
-    called with no array that the export traces.
+    A captured step runs without the model's Python code. Before each launch, everything reachable from the model (weights, numbers, flags,
+    functions, layers, classes) is compared with its state at capture. A change leads to a new capture. A model whose layers pass arrays to
+    other objects, such as a hook, is not captured. Not detected: global variables of modules, files, environment variables, the contents of
+    C objects, code or defaults replaced inside a method, and other side effects, such as a counter or a print.
+
+    :func:`mlx.core.export_function` and :func:`mlx.core.exporter` write MLX's own functions, so the file can be read without this package.
+    A function that was compiled by :func:`mlx.core.compile` and called while patched cannot be part of an export if it is called without an
+    array that the export traces.
 
     Args:
-        kv_bits: 4 or 8: batches of mlx-lm's ``BatchGenerator`` that begin from here on hold keys and values in so many bits once they
-            decode, as :func:`mlx.core.quantize` makes them; those of head dimensions that are no multiple of the group, or over 256, stay
-            as they are. 16: as the model makes them. None: as set by an earlier call, 16 at first and after :func:`unpatch`.
-        kv_group_size: How many numbers share a scale then: 32, 64 or 128.
-        batch_invariant: Have the bits of an answer not depend on what is computed beside it: how many tokens are in a call and how many
-            sequences, padding, the chunks of a prompt, a cached prefix, and whether a token is decoded or part of a prompt. Each row then
-            goes through one kernel in one shape; what cannot have that raises a ValueError that begins with ``[batch_invariant]``
-            (docs/guides/batch-invariance.md). It is slower, and steps are not captured. On Hopper. None: as set by an earlier call,
-            False at first and after :func:`unpatch`.
+        kv_bits: 4 or 8: new batches of mlx-lm's ``BatchGenerator`` quantize their KV cache after prefill, as :func:`mlx.core.quantize`
+            does. Caches whose head sizes are not a multiple of the group size, or over 256, are not quantized. 16: not quantized. None: as
+            set by an earlier call; 16 at first and after :func:`unpatch`.
+        kv_group_size: Values that share a scale: 32, 64 or 128.
+        batch_invariant: Make results independent of the batch: of the number of tokens and sequences in a call, padding, chunked prefill,
+            cached prefixes, and whether a token is decoded or part of a prompt. Each token then goes through one kernel in one shape; calls
+            that cannot be batch-invariant raise a ValueError that begins with ``[batch_invariant]`` (docs/guides/batch-invariance.md). It
+            is slower, needs a Hopper GPU, and steps are not captured. None: as set by an earlier call; False at first and after
+            :func:`unpatch`.
 
     Returns:
-        A context manager that brings back what was there before.
+        A context manager that restores the previous functions.
 
     Raises:
-        ValueError: ``kv_bits`` or ``kv_group_size`` is another number, or ``batch_invariant`` cannot be had: on this machine, or together
-            with ``kv_bits`` 4 or 8.
+        ValueError: ``kv_bits`` or ``kv_group_size`` has another value, or ``batch_invariant`` is not available on this machine or with
+            ``kv_bits`` 4 or 8.
     """
     if kv_bits not in {None, 4, 8, 16} or kv_group_size not in {32, 64, 128}:
         raise ValueError(f"[patch] kv_bits must be 4, 8 or 16 and kv_group_size 32, 64 or 128, got {kv_bits} and {kv_group_size}.")
@@ -236,7 +233,7 @@ def patch(
     replaced = EVERY
     if mx.cuda.is_available():
         native.load()
-        if native.capability(mx.Device(mx.gpu, 0)) < OLDEST_GPU:  # no kernel of ours takes a call there
+        if native.capability(mx.Device(mx.gpu, 0)) < OLDEST_GPU:  # no kernel of mlx-cuda takes a call there
             replaced = ()
     upstream = {route: route.upstream for route in _invariant_ones()}
     patched = _put(upstream | {route: natively(route.ours) if route in ROUTES else route.ours for route in replaced})
@@ -255,7 +252,7 @@ def _patch_invariant(kv_bits: int | None) -> Patched:
     if kv_bits in {4, 8} or (kv_bits is None and packing.settings.packing is not None):
         raise ValueError("[patch] batch_invariant has no kernel for quantized keys and values: leave kv_bits out, or set it to 16.")
     if why := refusal():
-        raise ValueError(f"[patch] batch_invariant cannot be had: {why}.")
+        raise ValueError(f"[patch] batch_invariant is not available: {why}.")
     patched = _put({route: route.ours for route in (*INVARIANT, *EXPORTERS)})
     patched.callback(_models())
     patched.callback(setattr, packing.settings, "packing", packing.settings.packing)
@@ -265,7 +262,7 @@ def _patch_invariant(kv_bits: int | None) -> Patched:
 
 
 def _models() -> Callable[[], None]:
-    """What brings back what is done to mlx-lm now."""
+    """Return a function that restores mlx-lm's present state."""
     if setting.on:
         return _install_invariant
     return _install if wrapped.installed() else _remove
@@ -291,7 +288,7 @@ def _remove() -> None:
 
 
 def unpatch() -> None:
-    """Bring MLX's own functions back; nothing happens where they are there."""
+    """Restore MLX's functions. Calling it again has no effect."""
     _put({route: route.upstream for route in (*EVERY, *_invariant_ones())})
     packing.settings.packing = None
     _remove()

@@ -1,4 +1,4 @@
-"""``python -m mlx_cuda run``: any Python program with :func:`patch` on."""
+"""``python -m mlx_cuda run``: run a Python program after :func:`patch`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def add_to(subparsers: Any) -> None:
     """Add the command to the package's command line."""
     parser = subparsers.add_parser(
         "run",
-        help="run a module or a script with patch() on",
+        help="run a module or script after patch()",
         usage="python -m mlx_cuda run [-h] [--kv-bits N] [--batch-invariant] (-m MODULE | SCRIPT) [ARGUMENT ...]",
-        description="Run a Python module or script as the interpreter would, with mlx_cuda.patch() called before.",
-        epilog="Example: python -m mlx_cuda run -m mlx_lm server --model NAME. Exit codes: the program's own; 2 usage.",
+        description="Run a Python module or script after mlx_cuda.patch().",
+        epilog="Example: python -m mlx_cuda run -m mlx_lm server --model NAME. Exit codes: those of the program; 2 usage error.",
     )
-    parser.add_argument("-m", dest="module", action="store_true", help="the first word is a module's name")
-    parser.add_argument("--kv-bits", type=int, choices=(4, 8), help="quantize the KV cache of batches (default: no)")
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module instead of a script")
+    parser.add_argument("--kv-bits", type=int, choices=(4, 8), help="quantize the KV cache of batches (default: not quantized)")
     parser.add_argument(
         "--batch-invariant",
         action="store_const",
         const=True,
         help="make results independent of the batch, or raise an error (docs/guides/batch-invariance.md)",
     )
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="MODULE or SCRIPT and its arguments", help="what to run")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="MODULE or SCRIPT and its arguments", help="the program")
     parser.set_defaults(run=lambda args: run(parser, args))
 
 
@@ -41,11 +41,11 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         parser.error(f"there is no script {name}" + (f"; for the module: -m {name}" if _is_module(name) else ""))
     package = importlib.import_module(str(__package__))
     try:
-        package.patch(kv_bits=args.kv_bits, batch_invariant=args.batch_invariant)  # imports mlx.core, which --help does not need
+        package.patch(kv_bits=args.kv_bits, batch_invariant=args.batch_invariant)  # imports mlx.core, which --help must not
     except ValueError as error:
         parser.error(str(error))
     sys.argv = list(words)
-    # As the interpreter, which leaves the path alone with -I and -P.
+    # As the interpreter does, which does not change the path with -I and -P.
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
         sys.path[0] = str(Path.cwd() if args.module else Path(name).resolve().parent)
     return _module(name) if args.module else _script(name)

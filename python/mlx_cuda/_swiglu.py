@@ -1,4 +1,4 @@
-"""The gated activation of today's feed-forward layers."""
+"""SwiGLU, the gated activation of feed-forward layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @operation()
 def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> DirectCall[mx.array]:
-    """The SwiGLU gate ``silu(gate) * up`` of "GLU Variants Improve Transformer" (arXiv:2002.05202), in one pass over memory.
+    """Compute the SwiGLU gate ``silu(gate) * up`` in one pass over memory.
+
+    Source: "GLU Variants Improve Transformer" (arXiv:2002.05202).
 
     Args:
         gate: The gate, of any shape.
@@ -26,14 +28,14 @@ def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> Di
         stream: Stream or device to run on.
 
     Returns:
-        An array of the broadcast shape in the promoted dtype (float32 where that is no floating point type). float16 and bfloat16 are
+        An array of the broadcast shape in the promoted dtype (float32 if that is not a floating point type). float16 and bfloat16 are
         computed in float32 and rounded once.
 
     Raises:
         ValueError: The shapes do not broadcast, or the promoted dtype is complex.
-        TypeError: An argument is no MLX array.
+        TypeError: An argument is not an MLX array.
 
-    On a CUDA GPU, equal shapes of float16, bfloat16 or float32 go to the native kernel; everything else composes MLX's operations.
+    On a CUDA GPU, equal shapes of float16, bfloat16 or float32 run in a kernel, other calls on MLX's operations.
     """
     try:
         dtype, choice = _plan(gate.shape, up.shape, gate.dtype, up.dtype)

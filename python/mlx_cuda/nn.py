@@ -1,4 +1,4 @@
-"""Layers with the parameters of those of :mod:`mlx.nn` and mlx-lm, computed by this package."""
+"""Layers with the parameters of :mod:`mlx.nn` and mlx-lm, computed by mlx-cuda."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Linear", "QuantizedLinear", "QuantizedSwitchLinear", "SwitchLinear"]
 
 
 class Linear(MlxLinear):
-    """:class:`mlx.nn.Linear` by :func:`mlx_cuda.linear`: with the bias in the product's epilogue."""
+    """:class:`mlx.nn.Linear` computed by :func:`mlx_cuda.linear`, with the bias in the GEMM's epilogue."""
 
     def __call__(self, x: mx.array) -> mx.array:
         return linear(x, self["weight"], self.get("bias"))
@@ -30,7 +30,7 @@ class Linear(MlxLinear):
     def to_quantized(
         self, group_size: int | None = None, bits: int | None = None, mode: str = "affine", quantize_input: bool = False
     ) -> Module:
-        """This layer with quantised weights; with quantised inputs too it is MLX's own layer."""
+        """Return this layer with quantized weights; with ``quantize_input`` it is MLX's own layer."""
         form: dict[str, Any] = {"group_size": group_size, "bits": bits, "mode": mode}
         if quantize_input:
             return cast("Module", super().to_quantized(**form, quantize_input=True))
@@ -38,7 +38,7 @@ class Linear(MlxLinear):
 
 
 class QuantizedLinear(MlxQuantizedLinear):
-    """:class:`mlx.nn.QuantizedLinear` by :func:`mlx_cuda.quantized_matmul`."""
+    """:class:`mlx.nn.QuantizedLinear` computed by :func:`mlx_cuda.quantized_matmul`."""
 
     def __call__(self, x: mx.array) -> mx.array:
         x = quantized_matmul(
@@ -48,7 +48,7 @@ class QuantizedLinear(MlxQuantizedLinear):
 
 
 class _Experts(Module):
-    """A linear layer for each of several experts, whose ``weight`` is ``[E, N, …]``."""
+    """A linear layer per MoE expert, whose ``weight`` is ``[E, N, …]``."""
 
     @property
     def output_dims(self) -> int:
@@ -68,13 +68,13 @@ def _random_weight(input_dims: int, output_dims: int, num_experts: int) -> mx.ar
 
 
 class SwitchLinear(_Experts):
-    """A linear layer for each of several experts, with the parameters of mlx-lm's: ``weight`` ``[E, N, K]`` and ``bias`` ``[E, N]``.
+    """A linear layer per MoE expert, with the parameters of mlx-lm's: ``weight`` ``[E, N, K]`` and ``bias`` ``[E, N]``.
 
     Args:
-        input_dims: Columns of each weight, K.
-        output_dims: Rows of each weight, N.
+        input_dims: Input size, K.
+        output_dims: Output size, N.
         num_experts: Number of experts, E.
-        bias: Whether there is one.
+        bias: Whether to add a bias.
     """
 
     def __init__(self, input_dims: int, output_dims: int, num_experts: int, bias: bool = True) -> None:
@@ -88,29 +88,29 @@ class SwitchLinear(_Experts):
         return self.weight.shape[2]
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        """x ``[..., M, K]`` through the experts ``indices``, which broadcast with the dimensions before the last two."""
+        """Apply the experts ``indices`` to x ``[..., M, K]``; the indices broadcast with the leading dimensions of x."""
         out = gather_dense(x, self["weight"], None, indices, sorted_indices=sorted_indices, transpose=True).result()
         return self._with_bias(out, indices)
 
     def to_quantized(
         self, group_size: int | None = None, bits: int | None = None, mode: str = "affine", global_scale: bool = False
     ) -> QuantizedSwitchLinear:
-        """This layer with quantised weights."""
+        """Return this layer with quantized weights."""
         return QuantizedSwitchLinear.from_linear(self, group_size, bits, mode, global_scale=global_scale)
 
 
 class QuantizedSwitchLinear(_Experts):
-    """:class:`SwitchLinear` with quantised weights, likewise with the parameters of mlx-lm's.
+    """:class:`SwitchLinear` with quantized weights, with the parameters of mlx-lm's ``QuantizedSwitchLinear``.
 
     Args:
-        input_dims: Columns of each weight, K.
-        output_dims: Rows of each weight, N.
+        input_dims: Input size, K.
+        output_dims: Output size, N.
         num_experts: Number of experts, E.
-        bias: Whether there is one.
-        group_size: Numbers that share a scale; default that of the mode.
-        bits: Bits of a number; default that of the mode.
+        bias: Whether to add a bias.
+        group_size: Values that share a scale; default: that of the mode.
+        bits: Bits of a value; default: that of the mode.
         mode: As in :func:`mlx.core.quantize`.
-        global_scale: Whether each expert has a further scale of its own (``"nvfp4"`` on the GPU).
+        global_scale: Whether each expert has one more scale (``"nvfp4"`` on the GPU).
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class QuantizedSwitchLinear(_Experts):
     def from_linear(
         cls, layer: Any, group_size: int | None = None, bits: int | None = None, mode: str = "affine", *, global_scale: bool = False
     ) -> Self:
-        """The quantised form of a :class:`SwitchLinear`, or of mlx-lm's."""
+        """Return the quantized form of a :class:`SwitchLinear`, or of mlx-lm's."""
         experts, output_dims, input_dims = layer.weight.shape
         result = cls(input_dims, output_dims, experts, False, group_size, bits, mode)
         result._quantize(layer.weight, global_scale=global_scale)
@@ -155,7 +155,7 @@ class QuantizedSwitchLinear(_Experts):
         return int(self.scales.shape[2]) * self.group_size
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
-        """As :class:`SwitchLinear`."""
+        """Apply the experts, as :class:`SwitchLinear` does."""
         out = gather_qmm(
             x, self["weight"], self["scales"], self.get("biases"), None, indices, True, self.group_size, self.bits, self.mode,
             self.get("global_scale"), sorted_indices=sorted_indices,

@@ -34,7 +34,7 @@ def test_nothing_in_it_has_to_be_filled_in() -> None:
 
 def test_its_numbers_are_of_the_committed_results(tmp_path: Path) -> None:
     copy = tmp_path / "README.md"
-    copy.write_text(re.sub(r"[\d.]+x", "0.0x", TEXT), "utf-8")
+    copy.write_text(re.sub(r"[\d.]+ times", "0.0 times", TEXT), "utf-8")
     assert copy.read_text("utf-8") != TEXT
     assert main(["readme", "--update", str(copy)]) == 0
     assert copy.read_text("utf-8") == TEXT, UPDATE

@@ -175,7 +175,7 @@ def test_engines(rng: np.random.Generator, shape: tuple[int, ...], options: dict
 
 def test_force_fused_refuses_what_no_kernel_takes(rng: np.random.Generator) -> None:
     q, k, v = inputs(rng, 1, 2, 2, 40, 40, 100, mx.float16)
-    with pytest.raises(ValueError, match=r"\[attention\] force_fused is set.*multiples of 8 as head_dim, not 100"):
+    with pytest.raises(ValueError, match=r"\[attention\] force_fused is set.*needs head_dim a multiple of 8, not 100"):
         mlx_cuda.attention(q, k, v, mask=mx.ones((40, 40), mx.bool_), force_fused=True)
 
 

@@ -90,7 +90,7 @@ def test_every_tile_of_the_kernel_of_groups(rng: np.random.Generator, dtype: str
 
 @pytest.mark.parametrize("form", [Form("affine", 4, 32), Form("affine", 6, 32), Form("mxfp4", 4, 32)], ids=str)
 def test_weights_that_are_dequantized_before(rng: np.random.Generator, form: Form) -> None:
-    """Of a K that is no multiple of 64, and then the same tiles."""
+    """Of a K that is not a multiple of 64, and then the same tiles."""
     x, packed = normal(rng, (3000, 1056), HALF), mx.quantize(normal(rng, (4096, 1056), HALF), **form.options)
     whole = untyped.quantized_matmul(x, *packed, **form.options)
     for first, size in ((0, 1), (2999, 1), (1000, 700), (1, 2999)):

@@ -272,7 +272,7 @@ def test_a_step_that_cannot_be_captured(rng: np.random.Generator, before: Callab
     assert mlx_cuda.explain(mlx_cuda.decode_step, model).engine == "mlx"
     cache = fresh(model)
     model(tokens[:, :PROMPT], cache=cache)
-    with pytest.raises(ValueError, match=r"\[decode_step\] The step cannot be replayed"):
+    with pytest.raises(ValueError, match=r"\[decode_step\] The step cannot be captured"):
         mlx_cuda.decode_step(model, tokens[:, PROMPT : PROMPT + 1], cache)
     assert {each.offset for each in cache} == {PROMPT}
 
@@ -298,7 +298,7 @@ def test_a_capture_that_fails_half_way_leaves_nothing_behind(rng: np.random.Gene
     cache, memory = fresh(model), []
     model(tokens[:, :PROMPT], cache=cache)
     for _ in range(FAILURES):
-        with pytest.raises(ValueError, match="recording it failed"):
+        with pytest.raises(ValueError, match="capturing it failed"):
             mlx_cuda.decode_step(model, tokens[:, PROMPT : PROMPT + 1], cache)
         assert {each.offset for each in cache} == {PROMPT}
         gc.collect()

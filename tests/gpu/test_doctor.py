@@ -43,5 +43,5 @@ def test_a_library_that_comes_first_is_named(tmp_path: Path) -> None:
     copy = Path(shutil.copy(own, tmp_path / own.name))
     checks = doctor(LD_PRELOAD=str(copy))
     assert checks["run"]["status"] == "ok", checks["run"]
-    assert (checks["loaded"]["status"], checks["loaded"]["cure"]) == ("warn", f"take {copy} out of LD_PRELOAD")
-    assert checks["loaded"]["summary"].startswith(f"{copy} is loaded in place of ")
+    assert (checks["loaded"]["status"], checks["loaded"]["fix"]) == ("warn", f"take {copy} out of LD_PRELOAD")
+    assert checks["loaded"]["summary"].startswith(f"{copy} is loaded instead of ")

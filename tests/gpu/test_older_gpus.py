@@ -118,7 +118,7 @@ def test_patch_changes_nothing(rng: Rng) -> None:
         assert not wrapped.installed()
     cache = caches_of(model)
     model(tokens, cache=cache)
-    with pytest.raises(ValueError, match=r"\[decode_step\] Steps are replayed on GPUs from sm_80 on, got sm_"):
+    with pytest.raises(ValueError, match=r"\[decode_step\] Steps are captured on GPUs from sm_80 on, got sm_"):
         mlx_cuda.decode_step(model, tokens[:, :1], cache)
     assert {each.offset for each in cache} == {8}
 

@@ -286,7 +286,7 @@ def test_runs_on_the_cpu_when_asked() -> None:
 
 def test_force_fused_says_why_it_cannot() -> None:
     q = mx.ones((1, 1, 4, 8))
-    text = r"^\[attention\] force_fused is set, but no fused kernel takes this case: the stream is on the CPU$"
+    text = r"^\[attention\] force_fused is set, but no fused kernel supports this call: the stream is on the CPU$"
     with pytest.raises(ValueError, match=text):
         attention(q, q, q, force_fused=True, stream=mx.cpu)
 

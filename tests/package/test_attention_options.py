@@ -217,7 +217,7 @@ def test_explain_says_why() -> None:
 
 def test_force_fused_names_the_reason() -> None:
     q, k, v = inputs(1, 4, 2, 3, 5, 8)
-    with pytest.raises(ValueError, match="no fused kernel takes this case: the stream is on the CPU"):
+    with pytest.raises(ValueError, match="no fused kernel supports this call: the stream is on the CPU"):
         attention(q, k, v, softcap=2.0, force_fused=True, stream=mx.cpu)
 
 

@@ -206,7 +206,7 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert main(["tune"]) == 1
     assert "MLX offers no CUDA GPU here" in capsys.readouterr().out
     assert main(["tune", "--reset"]) == 0
-    assert "nothing was measured" in capsys.readouterr().out
+    assert "no stored results" in capsys.readouterr().out
 
 
 def test_a_gpu_that_is_another_one(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,19 +246,19 @@ def test_the_command(gpu: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     times(monkeypatch, by_engine)
     assert main(["tune"]) == 0
     out, err = capsys.readouterr()
-    assert "RTX: 3 limits changed" in out
+    assert "RTX: 3 thresholds changed" in out
     assert "attention: chunks         flash -> cudnn  up to 1.25x" in out
     assert "affine 4: upstream" in err
     assert main(["tune", "--show"]) == 0
     shown = capsys.readouterr().out
-    assert "no product is tuned" in shown
+    assert "no tuned matmul algorithms" in shown
     assert "RTX (driver 13.0, mlx 0.32.4, mlx_cuda" in shown
     assert "upstream 256" in shown
     assert main(["tune", "--reset"]) == 0
-    assert "measured on RTX is forgotten" in capsys.readouterr().out
+    assert "stored results of RTX are deleted" in capsys.readouterr().out
     assert limits_file.read(gpu) == {}
     assert main(["tune", "--show"]) == 0
-    assert "nothing is measured" in capsys.readouterr().out
+    assert "no tuned thresholds" in capsys.readouterr().out
 
 
 def test_a_bar_on_a_terminal() -> None:

@@ -130,7 +130,7 @@ def test_what_is_in_float32_differs_by_ties(sides: Callable[..., str], capsys: p
 
 
 def test_a_quantized_cache_that_mlx_cannot_attend_to(sides: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its side attends to the same values in 16 bits, so that those of the patched side are judged all the same."""
+    """The MLX side then attends to the dequantized cache, so the patched side is judged all the same."""
     base, name = part("models.base"), "quantized_scaled_dot_product_attention"
     theirs = getattr(base, name)
 
@@ -146,7 +146,7 @@ def test_a_quantized_cache_that_mlx_cannot_attend_to(sides: Callable[..., str], 
     assert passage.status == "ok"
     assert passage.patched == pytest.approx(passage.upstream, rel=0.02)
     assert passage.patched != passage.upstream
-    assert "its own fails: RuntimeError: No implementation" in passage.note
+    assert "uses the dequantized cache: RuntimeError: No implementation" in passage.note
     assert found["error of the logits, 8-bit KV cache"].status != "fail"
     assert (speed.status, speed.upstream) == ("skip", None)
     assert speed.patched is not None
@@ -195,7 +195,7 @@ def test_an_error_of_one_part(sides: Callable[..., str]) -> None:
     assert {name for name, row in found.items() if row.status == "fail"} == {
         "greedy tokens, 8 requests at once", "decode, 8 requests at once",
     }  # fmt: skip
-    assert found["decode, 8 requests at once"].note == "with patch() it fails: ValueError: no batches"
+    assert found["decode, 8 requests at once"].note == "fails only with patch(): ValueError: no batches"
 
 
 @pytest.mark.parametrize(("name", "config", "skipped"), [
@@ -277,4 +277,4 @@ def test_the_processes(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"mlx-lm does not load {tmp_path}: FileNotFoundError: No safetensors found" in done.stderr
-    assert f"cure: see what this says: python -m mlx_lm generate --model {tmp_path}\n" in done.stderr
+    assert f"fix: check whether this works: python -m mlx_lm generate --model {tmp_path}\n" in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mlx_cuda import BackendError, __version__
-from mlx_cuda._loader import checks
+from mlx_cuda._loader import checks, origin
 from mlx_cuda._loader.checks import Check
 from mlx_cuda._loader.driver import Driver, Gpu
 from mlx_cuda._loader.environment import Environment, Headers, Probe
@@ -53,7 +53,7 @@ def test_macos_is_skipped() -> None:
     assert {check.status for check in checks.run(env)} == {"ok", "skip"}
 
 
-# What is wrong, the check that finds it first, and a part of what it says and of its cure.
+# What is wrong, the check that finds it first, and a part of what it says and of its fix.
 FAILURES = {
     "free-threaded": (healthy(free_threaded=True, python="3.14.10"), "python", "CPython 3.14.10 is free-threaded", "use the regular"),
     "glibc too old": (healthy(glibc=(2, 31)), "glibc", "glibc 2.31 is too old: mlx-cuda-13 needs 2.35", "glibc 2.35 or newer"),
@@ -84,7 +84,7 @@ FAILURES = {
         healthy(distributions=distributions("mlx", "mlx-cuda-12", "mlx-cuda-13")),
         "backend",
         "mlx-cuda-12 and mlx-cuda-13 are installed together",
-        f"pip uninstall -y mlx-cuda-12 mlx-cuda-13 && {CU13}",
+        f"{CU13.replace('install', 'install --dry-run')} && pip uninstall -y mlx-cuda-12 mlx-cuda-13 && {CU13}",
     ),
     "both majors, older driver": (
         healthy(distributions=distributions("mlx", "mlx-cuda-12", "mlx-cuda-13"), driver=Driver(cuda=(12, 4))),
@@ -103,7 +103,7 @@ FAILURES = {
         healthy(driver=STUB, search=("/opt/lib", str(Path(STUBS)))),
         "driver",
         f"no NVIDIA driver: {STUBS}/libcuda.so: libcuda.so.1 is a stub",
-        f"take {STUBS} out of {SEARCH}; where no driver is left then: install NVIDIA's driver 580.65 or newer",
+        f"take {STUBS} out of {SEARCH}; if no driver is found then, install NVIDIA's driver 580.65 or newer",
     ),
     "a stub elsewhere": (
         healthy(driver=STUB),
@@ -133,19 +133,19 @@ FAILURES = {
         healthy(driver=Driver(cuda=(13, 0), error="error 999", path="/usr/lib/wsl/lib/libcuda.so.1.1"), wsl=True, wsl_driver=True),
         "driver",
         "error 999",
-        "in PowerShell: wsl --update; wsl --shutdown; then see that nvidia-smi works",
+        "in PowerShell: wsl --update; wsl --shutdown; then check that nvidia-smi works",
     ),
     "WSL's driver is too old": (
         healthy(driver=Driver(cuda=(12, 8), gpus=(H200,)), wsl=True),
         "driver",
         "it runs CUDA 12.8",
-        "update NVIDIA's driver on Windows, or pip uninstall",
+        "update NVIDIA's driver on Windows, or pip install --dry-run",
     ),
     "driver too old": (
         healthy(driver=Driver(cuda=(12, 8), gpus=(H200,))),
         "driver",
         "it runs CUDA 12.8, but mlx-cuda-13 needs CUDA 13",
-        f"driver 580.65 or newer, or pip uninstall -y mlx-cuda-13 && {CU12}",
+        f"driver 580.65 or newer, or {CU12.replace('install', 'install --dry-run')} && pip uninstall -y mlx-cuda-13 && {CU12}",
     ),
     "driver too old for any": (
         healthy(12, driver=Driver(cuda=(11, 8))),
@@ -196,11 +196,11 @@ FAILURES = {
         "lacks the native module _cu13 that mlx-cuda-13 needs (it holds: _cu12)",
         CU12,
     ),
-    "no module": (healthy(modules=frozenset()), "module", "(it holds: none)", "pip install --force-reinstall --no-deps mlx-cuda=="),
+    "no module": (healthy(modules=frozenset()), "module", "(it holds: none)", 'pip install --force-reinstall --no-deps "mlx-cuda=='),
     "imported from an archive": (
         healthy(archive=Path("/home/me/mlx_cuda.whl"), modules=frozenset()),
         "module",
-        "mlx_cuda is imported from the archive /home/me/mlx_cuda.whl, out of which no native module can be loaded",
+        "mlx_cuda is imported from the archive /home/me/mlx_cuda.whl, from which no native module can be loaded",
         "pip install /home/me/mlx_cuda.whl, and take it off PYTHONPATH",
     ),
     "no device code": (healthy(package=NO_CODE), "code", "the device code's manifest .* cannot be read: .*No such", "--force-reinstall"),
@@ -208,26 +208,58 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize(("env", "name", "summary", "cure"), FAILURES.values(), ids=FAILURES.keys())
-def test_failure_is_found_and_cured(env: Environment, name: str, summary: str, cure: str) -> None:
+@pytest.mark.parametrize(("env", "name", "summary", "fix"), FAILURES.values(), ids=FAILURES.keys())
+def test_failure_is_found_and_fixed(env: Environment, name: str, summary: str, fix: str) -> None:
     check = checks.first_failure(env)
     assert check is not None
     assert check.name == name
     assert re.search(summary.replace("(", r"\(").replace(")", r"\)"), with_slashes(check.summary)), check.summary
-    assert cure in with_slashes(check.cure)
+    assert fix in with_slashes(check.fix)
+
+
+def test_fixes_name_the_wheel_that_was_installed() -> None:
+    wheel = "/home/me/wheelhouse/mlx_cuda-1-cp310-abi3-linux_x86_64.whl"
+    old = healthy(driver=Driver(cuda=(12, 8), gpus=(H200,)), origin=wheel)
+    install = f'"{wheel}[cu12]"'
+    check = found(old, "driver")
+    assert check.fix.endswith(f"or pip install --dry-run {install} && pip uninstall -y mlx-cuda-13 && pip install {install}")
+    assert found(replace(old, modules=frozenset(("_cu13",))), "driver").fix.endswith(
+        "or build the wheel again without --cuda, then pip install its extra cu12 after pip uninstall -y mlx-cuda-13"
+    )
+    assert found(replace(old, modules=frozenset()), "module").fix == f'pip install --force-reinstall --no-deps "{wheel}"'
+
+
+def test_the_former_name_of_a_fix() -> None:
+    with pytest.warns(DeprecationWarning, match=r"BackendError\.fix"):
+        assert BackendError("broken", fix="repair it").cure == "repair it"
+
+
+@pytest.mark.parametrize(("text", "source"), [
+    ('{"url": "file:///a%20b/mlx_cuda.whl", "archive_info": {}}', "/a b/mlx_cuda.whl"),
+    ('{"url": "https://example.org/mlx_cuda.whl", "archive_info": {}}', ""),
+    ("{", ""),
+    (None, ""),
+])  # fmt: skip
+def test_the_origin_of_the_installed_package(text: str | None, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            return text if name == "direct_url.json" else None
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: Installed())
+    assert with_slashes(origin.origin()) == source
 
 
 WARNINGS = {
     "nvidia package too old": (
         healthy(distributions=distributions("mlx", "nanobind-backend", "mlx-cuda-13", nvidia_cudnn_cu13="9.10.2.21")),
         "versions",
-        "nvidia-cudnn-cu13 9.10.2.21 is installed; the extra cu13 asks for >=9.19,<10",
+        "nvidia-cudnn-cu13 9.10.2.21 is installed; the extra cu13 requires >=9.19,<10",
         CU13,
     ),
     "both cudnn packages": (
         healthy(distributions=dict(healthy().distributions) | distributions("nvidia-cudnn-cu12")),
         "versions",
-        "nvidia-cudnn-cu12 (CUDA 12) lies over the same libcudnn.so.9 as nvidia-cudnn-cu13",
+        "nvidia-cudnn-cu12 (CUDA 12) installs the same libcudnn.so.9 as nvidia-cudnn-cu13",
         "pip uninstall -y nvidia-cudnn-cu12 && pip install --force-reinstall --no-deps nvidia-cudnn-cu13",
     ),
     "headers of the other major": (
@@ -245,34 +277,34 @@ WARNINGS = {
 }
 
 
-@pytest.mark.parametrize(("env", "name", "summary", "cure"), WARNINGS.values(), ids=WARNINGS.keys())
-def test_warning_is_found_and_cured(env: Environment, name: str, summary: str, cure: str) -> None:
+@pytest.mark.parametrize(("env", "name", "summary", "fix"), WARNINGS.values(), ids=WARNINGS.keys())
+def test_warning_is_found_and_fixed(env: Environment, name: str, summary: str, fix: str) -> None:
     check = found(env, name)
-    assert (check.status, with_slashes(check.summary), with_slashes(check.cure)) == ("warn", summary, with_slashes(cure))
+    assert (check.status, with_slashes(check.summary), with_slashes(check.fix)) == ("warn", summary, with_slashes(fix))
     assert checks.first_failure(env) is None
 
 
-@pytest.mark.parametrize(("env", "status", "summary", "cure"), [
-    (healthy(probe=RUN), "ok", "patch() replays the steps of mlx-lm 0.32.2 on sm_90", ""),
+@pytest.mark.parametrize(("env", "status", "summary", "fix"), [
+    (healthy(probe=RUN), "ok", "decode steps of mlx-lm 0.32.2 are captured as CUDA graphs on sm_90", ""),
     (
         healthy(probe=RUN, graphs=False),
-        "warn", "MLX_USE_CUDA_GRAPHS is set to 0: no decoding step can be replayed", "unset MLX_USE_CUDA_GRAPHS",
+        "warn", "MLX_USE_CUDA_GRAPHS is set to 0: decode steps cannot be captured", "unset MLX_USE_CUDA_GRAPHS",
     ),
     (
         healthy(probe=replace(RUN, capture="this MLX is another inside")),
-        "warn", "no decoding step is captured: this MLX is another inside",
+        "warn", "decode steps are not captured: this MLX is another inside",
         "pip install --force-reinstall --no-deps mlx==0.32.4 mlx-cuda-13==0.32.4",
     ),
     (
         healthy(probe=RUN, distributions={name: it for name, it in healthy().distributions.items() if name != "mlx-lm"}),
-        "skip", "mlx-lm is not installed, whose steps would be replayed (pip install mlx-lm)", "",
+        "skip", "mlx-lm is not installed (pip install mlx-lm)", "",
     ),
     (healthy(probe=Probe(error="a wrong result")), "skip", "needs the checks above", ""),
     (healthy(driver=NO_DRIVER), "skip", "needs the checks above", ""),
 ])  # fmt: skip
-def test_whether_decoding_steps_are_replayed(env: Environment, status: str, summary: str, cure: str) -> None:
+def test_whether_decoding_steps_are_replayed(env: Environment, status: str, summary: str, fix: str) -> None:
     check = found(env, "decoding")
-    assert (check.status, check.summary, check.cure) == (status, summary, cure)
+    assert (check.status, check.summary, check.fix) == (status, summary, fix)
     assert checks.run(env)[-1] == check
 
 
@@ -281,10 +313,10 @@ def test_which_libraries_were_loaded() -> None:
     assert (check.status, check.summary) == ("ok", f"{CUDNN.path} (9.28.0)")
     part = Loaded("/old/libcudnn_graph.so.9.1.0", "", f"{ROOT}/nvidia/cudnn/lib/libcudnn_graph.so.9", f"take /old out of {SEARCH}")
     check = found(healthy(probe=replace(RUN, libraries=(CUDNN, part, part))), "loaded")
-    assert (check.status, check.cure) == ("warn", part.cure)
-    assert check.summary == f"{part.path} is loaded in place of {part.instead_of}; in all: {CUDNN.path} (9.28.0)"
+    assert (check.status, check.fix) == ("warn", part.fix)
+    assert check.summary == f"{part.path} is loaded instead of {part.instead_of}; in all: {CUDNN.path} (9.28.0)"
     mixed = Probe(error="cuDNN 9.28.0 loads parts of another version", libraries=(CUDNN, part))
-    assert (found(healthy(probe=mixed), "run").status, found(healthy(probe=mixed), "run").cure) == ("fail", part.cure)
+    assert (found(healthy(probe=mixed), "run").status, found(healthy(probe=mixed), "run").fix) == ("fail", part.fix)
     for probe in (None, Probe(error="it crashed")):
         assert found(healthy(probe=probe), "loaded").status == "skip"
 
@@ -294,14 +326,14 @@ def test_without_cuda_it_is_asked_whether_mlx_can_be_imported() -> None:
     assert found(cpu, "run").status == "skip"
     assert found(replace(cpu, probe=Probe(details="mlx.core is imported")), "run").summary == "mlx.core is imported"
     failed = found(replace(cpu, probe=Probe(error="ImportError: libstdc++.so.6: cannot open shared object file")), "run")
-    assert (failed.status, failed.cure) == ("fail", "apt-get install libstdc++6  (Fedora, RHEL: dnf install libstdc++)")
+    assert (failed.status, failed.fix) == ("fail", "apt-get install libstdc++6  (Fedora, RHEL: dnf install libstdc++)")
 
 
 @pytest.mark.parametrize(("gpu", "measured", "status", "summary"), [
-    (Gpu("NVIDIA H200", (9, 0)), "measured here on NVIDIA H200", "ok", "engines are chosen by what was measured here on NVIDIA H200"),
-    (Gpu("NVIDIA GH200", (9, 0)), "", "ok", "engines are chosen as on an H200; python -m mlx_cuda tune measures NVIDIA GH200"),
-    (Gpu("NVIDIA L4", (8, 9)), "", "warn", "nobody has measured NVIDIA L4: engines are chosen by its data sheet"),
-    (Gpu("Tesla T4", (7, 5)), "", "skip", "no kernel of ours takes calls on sm_75"),
+    (Gpu("NVIDIA H200", (9, 0)), "measured here on NVIDIA H200", "ok", "the dispatch thresholds were measured here on NVIDIA H200"),
+    (Gpu("NVIDIA GH200", (9, 0)), "", "ok", "the thresholds of an H200 are used; python -m mlx_cuda tune measures NVIDIA GH200"),
+    (Gpu("NVIDIA L4", (8, 9)), "", "warn", "no tuned thresholds for NVIDIA L4: data-sheet defaults are used"),
+    (Gpu("Tesla T4", (7, 5)), "", "skip", "no kernel of mlx-cuda runs on sm_75"),
 ])  # fmt: skip
 def test_how_engines_are_chosen(gpu: Gpu, measured: str, status: str, summary: str) -> None:
     check = found(healthy(driver=Driver(cuda=(13, 0), gpus=(gpu,)), measured=measured), "limits")
@@ -322,12 +354,12 @@ def test_explaining_a_failed_import_of_mlx() -> None:
     explained = checks.explain(reason, healthy(driver=NO_DRIVER, modules=frozenset()))
     assert isinstance(explained, BackendError)
     assert str(explained).startswith("mlx.core cannot be imported: no NVIDIA driver: libcuda.so.1")
-    assert "\n  cure: install NVIDIA's driver" in str(explained)
+    assert "\n  fix: install NVIDIA's driver" in str(explained)
     ours = checks.explain(reason, healthy(package=Path("/nowhere")))  # whose device code lacks its manifest
     assert str(ours).startswith("mlx.core cannot be imported: libcuda.so.1")
     old = checks.explain(ImportError("/opt/lib/libstdc++.so.6: version `GLIBCXX_3.4.30' not found"), healthy(driver=NO_DRIVER))
     assert str(old).startswith("mlx.core cannot be imported: /opt/lib/libstdc++.so.6: version")  # which the driver does not explain
-    assert "libstdc++6" in old.cure
+    assert "libstdc++6" in old.fix
     unknown = checks.explain(ImportError("libnccl.so.2: cannot open shared object file"), healthy(modules=frozenset()))
     assert str(unknown).startswith("mlx.core cannot be imported: libnccl.so.2")
-    assert CU13 in unknown.cure
+    assert CU13 in unknown.fix

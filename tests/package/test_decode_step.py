@@ -23,7 +23,7 @@ TOKEN = mx.array([[3]])
 
 def test_decode_step_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "loaded", None)
-    with pytest.raises(ValueError, match=r"\[decode_step\] It takes tokens \[B, 1\] .* got tokens \[1, 1\] and a cache of type list"):
+    with pytest.raises(ValueError, match=r"\[decode_step\] It needs tokens \[B, 1\] .* got tokens \[1, 1\] and a cache of type list"):
         mlx_cuda.decode_step(None, TOKEN, [SimpleNamespace()], stream=mx.cpu)
 
 
@@ -54,7 +54,7 @@ def test_decode_step_leaves_the_cache_as_it_was_where_it_raises(monkeypatch: pyt
 def test_gpus_without_our_kernels_replay_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_decode_step, "is_step", lambda *_: True)
     monkeypatch.setattr(_native, "engine", lambda _: _native.Engine(SimpleNamespace(), (7, 5), (9, 10, 0)))
-    with pytest.raises(ValueError, match=r"\[decode_step\] Steps are replayed on GPUs from sm_80 on, got sm_75"):
+    with pytest.raises(ValueError, match=r"\[decode_step\] Steps are captured on GPUs from sm_80 on, got sm_75"):
         mlx_cuda.decode_step(None, TOKEN, [SimpleNamespace()], stream=mx.cpu)
 
 
@@ -74,5 +74,5 @@ def test_products_of_ours_are_there_for_one_thread_at_a_time() -> None:
 def test_explain_of_a_model_that_never_decoded() -> None:
     model = nn.Linear(1, 1)
     assert mlx_cuda.explain(mlx_cuda.decode_step, model).engine == "mlx"
-    assert "no step" in mlx_cuda.explain(mlx_cuda.decode_step, model).reason
+    assert "no decode step" in mlx_cuda.explain(mlx_cuda.decode_step, model).reason
     assert decoding_of(model) is decoding_of(model)

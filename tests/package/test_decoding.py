@@ -276,11 +276,11 @@ def test_captures_that_are_not_replayed_end(decoding: Decoding) -> None:
         assert step(decoding, KVCache()) == "as it is"
         vars(decoding)["_own"].sessions.clear()
     assert decoding.captured == models.FEW_REPLAYS
-    assert "seldom" in decoding.reason
+    assert "rarely" in decoding.reason
     one = KVCache()
     for _ in range(models.FEW_REPLAYS**2 - 1):  # as many steps as they should have replayed
         assert step(decoding, one) == "as it is"
-        assert "seldom" in decoding.reason
+        assert "rarely" in decoding.reason
     assert [step(decoding, one) for _ in range(2)] == ["as it is", "replayed"]
 
 

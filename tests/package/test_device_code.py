@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 from mlx_cuda import BackendError
 from mlx_cuda._loader import checks, device_code
-from mlx_cuda._loader.device_code import REINSTALL, Fatbin
+from mlx_cuda._loader.device_code import Fatbin
 from mlx_cuda._loader.driver import Driver, Gpu
 from mlx_cuda._loader.environment import Environment
+from mlx_cuda._loader.origin import origin, reinstall
 
 from .environments import DECLARED, NO_CODE, healthy, write_device_code
+
+REINSTALL = reinstall(origin())
 
 # By compute capability: the code of most sources, of Hopper's own, of 8-bit numbers, of what Hopper has others for, of what Turing runs,
 # of what needs more shared memory than others have.
@@ -76,18 +79,18 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("damage", "said"), DAMAGE.values(), ids=DAMAGE.keys())
-def test_damaged_code_is_refused_with_the_cure(tmp_path: Path, damage: Callable[[Path], object], said: str) -> None:
+def test_damaged_code_is_refused_with_the_fix(tmp_path: Path, damage: Callable[[Path], object], said: str) -> None:
     digest = write_device_code(tmp_path)
     damage(tmp_path / "device")
     with pytest.raises(BackendError, match=said) as refused:
         device_code.load(tmp_path, digest)
-    assert refused.value.cure == REINSTALL
+    assert refused.value.fix == REINSTALL
 
 
 def test_code_of_another_build_is_refused(package: Path) -> None:
     with pytest.raises(BackendError, match=r"is of another build than the native module") as refused:
         device_code.load(package, "0" * 64)
-    assert refused.value.cure == REINSTALL
+    assert refused.value.fix == REINSTALL
 
 
 # ------------------------------------------------------------------------------------------------------------- the doctor's check
@@ -115,12 +118,12 @@ def test_the_doctor_finds_a_gpu_without_code(tmp_path: Path) -> None:
     assert found((9, 0), package=tmp_path).status == "ok"
     check = found((9, 0), (8, 0), package=tmp_path)
     assert (check.status, check.summary) == ("fail", "this build of mlx-cuda holds no code for sm_80")
-    assert check.cure.startswith(REINSTALL)
+    assert check.fix == "build the wheel again with --arch 80, or without --arch"
 
 
 def test_the_doctor_finds_damage_without_a_gpu() -> None:
     check = found(package=NO_CODE)
-    assert (check.status, check.cure) == ("fail", REINSTALL)
+    assert (check.status, check.fix) == ("fail", REINSTALL)
     assert check.summary.startswith("the device code's manifest ")
     assert "\n" not in check.summary
 

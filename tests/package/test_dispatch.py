@@ -77,7 +77,7 @@ PREFILLS: list[tuple[dict[str, Any], str, str]] = [
     (heads(136) | {"capability": (8, 9)}, "flash", "136 is over 128, cuDNN's widest on sm_89"),
     (heads(128, 192) | {"capability": (8, 0)}, "flash", "128/192 is over 128"),
     ({"cudnn": (9, 10, 2)}, "flash", "cuDNN 9.10.2 is older than 9.19"),
-    ({"refusal": "no engine"}, "flash", "cuDNN does not take it: no engine"),
+    ({"refusal": "no engine"}, "flash", "cuDNN does not support it: no engine"),
     ({"q_len": 17, "heads": 64, "mask": "bool"}, "flash", "272 queries share each key"),
     # additive masks: on Hopper our kernel, elsewhere MLX's own, which gives them to cuDNN, where it says the rest of the call
     ({"mask": "additive"}, "flash", "cuDNN is given no array masks"),
@@ -93,18 +93,18 @@ PREFILLS: list[tuple[dict[str, Any], str, str]] = [
     ({"dtype": "float32"}, "flash", "cuDNN computes float16 and bfloat16, not float32"),
     ({"dtype": "float32", "tf32": False}, "mlx", "MLX_ENABLE_TF32=0"),
     ({"dtype": "float32", "q_len": 15}, "mlx", "fewer than 16 queries in float32"),
-    ({"dtype": "float32"} | heads(512), "mlx", "the flash kernel takes no head_dim of 512"),
+    ({"dtype": "float32"} | heads(512), "mlx", "the flash kernel does not support head_dim 512"),
     ({"dtype": "float64"}, "mlx", "not float64"),
     # head_dims over 256
     (heads(512), "flash", "512 is over 256, cuDNN's widest on sm_90"),
     (heads(576, 512) | {"softcap": True}, "flash", "not given softcap"),
     (heads(264), "flash", "264 is over 256"),
-    (heads(584), "mlx", "the flash kernel takes no head_dim of 584"),
-    (heads(584, 512) | {"softcap": True}, "fallback", "the flash kernel takes no head_dim of 584/512"),
-    (heads(512, 520), "mlx", "the flash kernel takes no head_dim of 512/520"),
+    (heads(584), "mlx", "the flash kernel does not support head_dim 584"),
+    (heads(584, 512) | {"softcap": True}, "fallback", "the flash kernel does not support head_dim 584/512"),
+    (heads(512, 520), "mlx", "the flash kernel does not support head_dim 512/520"),
     # nobody
-    (heads(100), "mlx", "100 is no multiple of 8"),
-    (heads(128, 100), "mlx", "128/100 is no multiple of 8"),
+    (heads(100), "mlx", "100 is not a multiple of 8"),
+    (heads(128, 100), "mlx", "128/100 is not a multiple of 8"),
     ({"capability": (7, 5)}, "mlx", "needs sm_80 or newer, not sm_75"),
     ({"capability": (7, 5), "softcap": True}, "fallback", "needs sm_80 or newer, not sm_75"),
     ({"capability": (7, 5), "mask": "additive"}, "mlx", "cuDNN is given no array masks"),
@@ -143,7 +143,7 @@ STEPS: list[tuple[dict[str, Any], str, str]] = [
     (heads(512), "decode", ""),
     (heads(576, 512) | {"heads": 128, "kv_heads": 1, "q_len": 4}, "decode", ""),
     (heads(512) | {"capability": (8, 9)}, "flash", "sm_89 has too little memory for head_dim 512"),
-    (heads(584), "mlx", "the decode kernel takes no head_dim of 584"),
+    (heads(584), "mlx", "the decode kernel does not support head_dim 584"),
     ({"q_len": 3, "heads": 640}, "decode", ""),  # however many share a key
     ({"q_len": 17, "heads": 64}, "flash", "the keys of a growing cache"),
     ({"q_len": 17, "heads": 64, "mask": "bool"}, "flash", "272 queries share each key, too many to decode"),
@@ -210,7 +210,7 @@ def test_a_growing_cache_is_one_call() -> None:
 
 @rows(
     [
-        ({}, "flash", "where they lie"),
+        ({}, "flash", "read in place"),
         ({"q_len": 1, "softcap": True, "sinks": True, "lse": True}, "flash", ""),
         ({"dtype": "float32"}, "flash", ""),
         ({"dtype": "float32", "tf32": False}, "fallback", "MLX_ENABLE_TF32=0"),
@@ -225,7 +225,7 @@ def test_packed_sequences(changed: dict[str, Any], engine: str, reason: str) -> 
 @pytest.mark.parametrize(
     ("changed", "page_size", "engine", "reason"),
     [
-        ({}, 16, "decode", "where they lie"),
+        ({}, 16, "decode", "read in place"),
         ({"q_len": 32, "softcap": True, "sinks": True, "lse": True, "window": "left"}, 64, "decode", ""),
         ({}, 24, "fallback", "a multiple of 16 keys, not 24"),
         ({"q_len": 33}, 16, "fallback", "up to 32 queries"),
@@ -241,17 +241,15 @@ def test_pages(changed: dict[str, Any], page_size: int, engine: str, reason: str
     ("dtype", "sizes", "dims", "reason"),
     [
         ("bfloat16", (2, 4), (128, 64), ""),
-        ("float64", (2, 4), (128, 64), "our kernels compute float16, bfloat16, float32, not float64"),
+        ("float64", (2, 4), (128, 64), "mlx-cuda's kernels compute float16, bfloat16, float32, not float64"),
         ("float32", (2, 0), (128, 64), "a dimension is 0"),
         ("float16", (2, 4), (128, 0), "a dimension is 0"),
-        ("float16", (2, 4), (128, 60), "the kernel takes head_dims that are a multiple of 8, not 60"),
+        ("float16", (2, 4), (128, 60), "the kernel needs head_dim a multiple of 8, not 60"),
     ],
 )
 def test_new_keys_in_pages(dtype: str, sizes: tuple[int, ...], dims: tuple[int, int], reason: str) -> None:
     choice = choose_update(dtype, sizes, dims)
-    assert (choice.engine, choice.reason) == (
-        ("fallback", reason) if reason else ("fused", "keys and values in one pass, into the pages' memory")
-    )
+    assert (choice.engine, choice.reason) == (("fallback", reason) if reason else ("fused", "keys and values are written in one pass"))
 
 
 def test_native_elementwise() -> None:

@@ -40,9 +40,9 @@ def test_checklist_of_a_broken_machine(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert f"[ ok ] backend    mlx-cuda-13 {TABLE.mlx}\n" in out
-    assert "[fail] driver     no NVIDIA driver: libcuda.so.1: cannot open shared object file\n           cure:  install NVIDIA's" in out
+    assert "[fail] driver     no NVIDIA driver: libcuda.so.1: cannot open shared object file\n            fix:  install NVIDIA's" in out
     assert "[skip] run        needs the checks above\n" in out
-    assert out.endswith("1 of 15 checks failed; the first explains those after it\n")
+    assert out.endswith("1 of 15 checks failed; the first often causes the others\n")
 
 
 def test_checklist_of_a_healthy_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +51,7 @@ def test_checklist_of_a_healthy_machine(monkeypatch: pytest.MonkeyPatch, capsys:
     out = capsys.readouterr().out
     assert f"[ ok ] loaded     {RUN.libraries[0].path} (9.28.0)\n" in out
     assert "[ ok ] run        cudnn 9.28.0\n" in out
-    assert "cure" not in out
+    assert "fix:" not in out
     assert out.endswith("no check failed\n")
 
 
@@ -71,7 +71,7 @@ def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     report = json.loads(capsys.readouterr().out)
     assert (report["mlx_cuda"], report["ok"]) == (mlx_cuda.__version__, False)
     assert [check["name"] for check in report["checks"]] == [check.name for check in checks.run(BROKEN)]
-    assert {"name", "status", "summary", "cure"} == set(report["checks"][0])
+    assert {"name", "status", "summary", "fix", "cure"} == set(report["checks"][0])
 
 
 def test_usage() -> None:
@@ -148,14 +148,14 @@ def test_a_reader_that_stops_halfway(arguments: list[str]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LD_LIBRARY_PATH is of Linux")
-def test_an_old_libstdcxx_has_a_cure(tmp_path: Path) -> None:
+def test_an_old_libstdcxx_has_a_fix(tmp_path: Path) -> None:
     """Another library under its name, which has none of the versions that MLX asks for."""
     library = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libm.so" in line)
     shutil.copy(library, tmp_path / "libstdc++.so.6")
     with doctor(LD_LIBRARY_PATH=str(tmp_path)) as process:
         out, error = process.communicate()
-    assert f"cure:  take {tmp_path} out of LD_LIBRARY_PATH: its libstdc++.so.6 is too old\n" in out, out + error
-    use = "import mlx_cuda\ntry:\n    mlx_cuda.swiglu\nexcept mlx_cuda.BackendError as error:\n    print(error.cure)"
+    assert f"fix:  take {tmp_path} out of LD_LIBRARY_PATH: its libstdc++.so.6 is too old\n" in out, out + error
+    use = "import mlx_cuda\ntry:\n    mlx_cuda.swiglu\nexcept mlx_cuda.BackendError as error:\n    print(error.fix)"
     done = subprocess.run(
         [sys.executable, "-c", use], env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True, check=True
     )
@@ -202,7 +202,7 @@ def test_an_operation_without_mlx_says_what_is_wrong(use: str) -> None:
     done = python(f"import mlx_cuda\ntry:\n    {use}\nexcept mlx_cuda.BackendError as error:\n    print(error)")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("mlx.core cannot be imported: ")
-    assert "\n  cure: " in done.stdout
+    assert "\n  fix: " in done.stdout
 
 
 def test_the_doctor_never_imports_mlx() -> None:

@@ -67,7 +67,7 @@ def test_the_group_size_is_the_one_that_is_given(asked: list[tuple[Any, ...]]) -
         (["nope", "1x2"], "OPERATION must be one of attention, "),
         (["attention", "1x2"], "missing 2 required positional arguments"),
         (["linear", "8xa", "4x4"], "SHAPE must look like 1x32x4096x128 or 8:int32, got '8xa'"),
-        (["linear", "8x4:core", "4x4"], "'core' is no dtype of MLX"),
+        (["linear", "8x4:core", "4x4"], "'core' is not a dtype of MLX"),
         (["linear", "8x4", "4x4", "--dtype", "nope"], "--dtype must be a dtype of MLX, got 'nope'"),
         (["linear", "8x4", "4x4", "activation=nope"], "[linear] Activation must be None or one of"),
     ],

@@ -183,7 +183,7 @@ LINEAR = LinearCase(
         ({"value": 60}, "recurrent", "chunks have values of a multiple of 8"),
         ({"capability": (7, 5)}, "mlx", "sm_80 and newer"),
         ({"empty": True}, "mlx", "nothing to compute"),
-        ({"dtypes": ("bfloat16", "int32", "float32")}, "mlx", "our kernel takes float16"),
+        ({"dtypes": ("bfloat16", "int32", "float32")}, "mlx", "mlx-cuda's kernel supports float16"),
         ({"key": 60}, "mlx", "a multiple of 8 elements"),
         ({"key": LARGEST_KEY + 8}, "mlx", f"up to {LARGEST_KEY}"),
     ],

@@ -76,7 +76,7 @@ def test_calls_choose_by_the_limits_in_force() -> None:
     assert forgotten == [True]
     assert known.limits((8, 9)) is OWN
     assert (choose_quantized(product).engine, choose_attention(chunk).engine) == ("mlx", "cudnn")
-    assert "up to 640 rows MLX's kernel is the faster one" in choose_quantized(product).reason
+    assert "up to 640 tokens MLX's kernel is faster" in choose_quantized(product).reason
     assert choose_quantized(product._replace(rows=96)).engine == "small_m"
     assert choose_quantized(product._replace(rows=641)).engine == "dequantize"
     # MLX's kernel that dequantises as it goes takes no others

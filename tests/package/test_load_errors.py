@@ -12,7 +12,7 @@ OLD = "ImportError: {}: version `GLIBCXX_3.4.30' not found (required by /site-pa
 ENV = healthy(search=("/opt/gcc-9/lib64", "/old"), conda="/opt/conda", shadows=("/old/libcudnn_graph.so.9",))
 UPGRADE = "apt-get install --only-upgrade libstdc++6  (Fedora, RHEL: dnf upgrade libstdc++), or move /usr/lib/libstdc++.so.6 away"
 
-CURES = {
+FIXES = {
     "in LD_LIBRARY_PATH": (
         OLD.format("/opt/gcc-9/lib64/libstdc++.so.6"),
         f"take /opt/gcc-9/lib64 out of {SEARCH}: its libstdc++.so.6",
@@ -36,8 +36,8 @@ CURES = {
 }
 
 
-@pytest.mark.parametrize(("text", "cure"), CURES.values(), ids=CURES)
-def test_cures(text: str, cure: str) -> None:
-    found = with_slashes(load_errors.cure(text, ENV))
-    assert found.startswith(cure)
-    assert bool(found) is bool(cure)
+@pytest.mark.parametrize(("text", "fix"), FIXES.values(), ids=FIXES)
+def test_fixes(text: str, fix: str) -> None:
+    found = with_slashes(load_errors.fix(text, ENV))
+    assert found.startswith(fix)
+    assert bool(found) is bool(fix)

@@ -55,11 +55,11 @@ def test_a_library_of_the_search_path_comes_before_the_package(tmp_path: Path) -
     assert [each for each in loaded.libraries([site], variables) if each.name == other.name] == [wanted]
     assert loaded.shadows([site], variables) == [str(tmp_path / "links" / "libcudnn_adv.so.9")]
     (preloaded,) = (each for each in loaded.libraries([site], {"LD_PRELOAD": f"x {other}"}) if each.name == other.name)
-    assert preloaded.cure == f"take {other} out of LD_PRELOAD"
+    assert preloaded.fix == f"take {other} out of LD_PRELOAD"
     (plain,) = (each for each in loaded.libraries([site], {}) if each.name == other.name)
-    assert plain.cure == f"see why the loader finds {system} first"
+    assert plain.fix == f"find out why the loader searches {system} first"
     (alone,) = (each for each in loaded.libraries([tmp_path / "nowhere"], variables) if each.name == other.name)
-    assert (alone.instead_of, alone.cure) == ("", "")  # a system's is right where no package has one
+    assert (alone.instead_of, alone.fix) == ("", "")  # a system's is right where no package has one
     assert keep
 
 

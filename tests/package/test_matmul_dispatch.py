@@ -37,27 +37,27 @@ LARGER: list[dict[str, Any]] = [  # or another kind than where one row goes to M
 
 @rows(
     [
-        ({}, "small_m", "up to 512 rows read each weight once"),
-        ({"rows": 513}, "dequantize", "the kernels for few rows take up to 512"),
-        ({"capability": (8, 6)}, "dequantize", "the kernels for few rows take up to 64"),
-        ({"rows": 5, "transpose": False}, "dequantize", "the kernels for few rows take up to 4"),
-        ({"rows": 65, "k": 4112, "mode": "nvfp4", "group_size": 16}, "dequantize", "the kernels for few rows take up to 64"),
-        ({"rows": 65, "dtype": "float32"}, "dequantize", "the kernels for few rows take up to 64"),
-        ({"rows": 65, "capability": (8, 9)}, "dequantize", "the kernels for few rows take up to 64"),
+        ({}, "small_m", "up to 512 tokens: each weight is read once"),
+        ({"rows": 513}, "dequantize", "the small-M kernels support M up to 512"),
+        ({"capability": (8, 6)}, "dequantize", "the small-M kernels support M up to 64"),
+        ({"rows": 5, "transpose": False}, "dequantize", "the small-M kernels support M up to 4"),
+        ({"rows": 65, "k": 4112, "mode": "nvfp4", "group_size": 16}, "dequantize", "the small-M kernels support M up to 64"),
+        ({"rows": 65, "dtype": "float32"}, "dequantize", "the small-M kernels support M up to 64"),
+        ({"rows": 65, "capability": (8, 9)}, "dequantize", "the small-M kernels support M up to 64"),
         ({"rows": 1}, "small_m", ""),
         ({"rows": 1, "dtype": "float32", "tf32": False}, "small_m", ""),
-        ({"rows": 1, "n": 2048, "k": 1024}, "gemv", "one row of so few weights"),
-        ({"rows": 1, "n": 1024, "k": 2048, "capability": (7, 5)}, "mlx", "our kernels need sm_80 or newer"),
+        ({"rows": 1, "n": 2048, "k": 1024}, "gemv", "M = 1 and few weights"),
+        ({"rows": 1, "n": 1024, "k": 2048, "capability": (7, 5)}, "mlx", "mlx-cuda's kernels need sm_80 or newer"),
         *(({"rows": 1, "n": 2048, "k": 1024} | other, "small_m", "") for other in LARGER),
         ({"rows": 4, "transpose": False, "mode": "nvfp4", "group_size": 16}, "small_m", ""),
         ({"dtype": "float16", "bits": 3, "group_size": 128}, "small_m", ""),
         ({"dtype": "float32"}, "dequantize", ""),
-        ({"dtype": "float32", "tf32": False}, "mlx", "MLX_ENABLE_TF32=0 asks for float32 products"),
+        ({"dtype": "float32", "tf32": False}, "mlx", "MLX_ENABLE_TF32=0 requires float32 matmuls"),
         ({"capability": (8, 0)}, "dequantize", ""),
-        ({"capability": (7, 5)}, "mlx", "our kernels need sm_80 or newer, not sm_75"),
-        ({"bits": 1}, "mlx", "our kernels do not read 1 bit"),
+        ({"capability": (7, 5)}, "mlx", "mlx-cuda's kernels need sm_80 or newer, not sm_75"),
+        ({"bits": 1}, "mlx", "mlx-cuda's kernels do not support 1 bit"),
         ({"batches": 4}, "mlx", "a batch of 4 weights without indices is MLX's"),
-        ({"dtype": "float64"}, "mlx", "our kernels compute float16, bfloat16, float32, not float64"),
+        ({"dtype": "float64"}, "mlx", "mlx-cuda's kernels compute float16, bfloat16, float32, not float64"),
         ({"rows": 0}, "mlx", "a dimension is 0"),
         # what MLX's CUDA kernels raise an error for
         ({"capability": (7, 5), "mode": "mxfp4", "group_size": 32, "k": 96}, "fallback", "take multiples of 64 as k, not 96"),
@@ -71,21 +71,21 @@ def test_quantised_weights(changed: dict[str, Any], engine: str, reason: str) ->
 
 @rows(
     [
-        ({}, "grouped", "the kernels for few rows take up to 64"),
-        ({"rows": 64}, "small_m", "up to 64 rows read the experts that they name"),
+        ({}, "grouped", "the small-M kernels support M up to 64"),
+        ({"rows": 64}, "small_m", "up to 64 tokens: the weights of their experts are read"),
         ({"rows": 65, "ordered": True}, "grouped", ""),
-        ({"rows": 64, "experts": 8}, "grouped", "64 rows share 8 experts"),
+        ({"rows": 64, "experts": 8}, "grouped", "64 tokens share 8 experts"),
         ({"rows": 32, "experts": 8}, "small_m", ""),
         ({"rows": 42, "experts": 8}, "small_m", ""),
-        ({"rows": 42, "experts": 8, "ordered": True}, "grouped", "42 rows share 8 experts"),
+        ({"rows": 42, "experts": 8, "ordered": True}, "grouped", "42 tokens share 8 experts"),
         ({"rows": 64, "experts": 8, "n": 512, "k": 256}, "small_m", ""),
         ({"rows": 64, "experts": 8, "transpose": False}, "small_m", ""),
         ({"rows": 64, "experts": 8, "dtype": "float32"}, "small_m", ""),
         ({"rows": 64, "experts": 8, "capability": (8, 0)}, "small_m", ""),
         ({"dtype": "float32"}, "mlx", "the grouped kernels compute float16 and bfloat16, not float32"),
-        ({"k": 100, "transpose": False}, "mlx", "the grouped kernels take multiples of 8 as k, not 100"),
+        ({"k": 100, "transpose": False}, "mlx", "the grouped kernels need K a multiple of 8, not 100"),
         ({"rows": 64, "dtype": "float32", "k": 100, "transpose": False}, "small_m", ""),
-        ({"global_scale": True}, "mlx", "scales of whole experts are MLX's"),
+        ({"global_scale": True}, "mlx", "scales per expert run on MLX"),
         ({"rows": 8, "global_scale": True}, "mlx", ""),
         ({"global_scale": True, "mode": "nvfp4", "group_size": 16, "k": 48}, "mlx", ""),
         ({"capability": (7, 5), "mode": "mxfp8", "bits": 8, "k": 32}, "fallback", "take multiples of 64 as k, not 32"),
@@ -97,11 +97,11 @@ def test_quantised_experts(changed: dict[str, Any], engine: str, reason: str) ->
 
 @rows(
     [
-        ({}, "grouped", "rows of one expert are multiplied together"),
+        ({}, "grouped", "one grouped GEMM for all experts"),
         ({"experts": 5000, "rows": 1}, "grouped", ""),
         ({"dtype": "float16", "transpose": False, "n": 33}, "grouped", ""),
         ({"dtype": "float32"}, "mlx", "the grouped kernels compute float16 and bfloat16, not float32"),
-        ({"k": 100}, "mlx", "the grouped kernels take multiples of 8 as k, not 100"),
+        ({"k": 100}, "mlx", "the grouped kernels need K a multiple of 8, not 100"),
         ({"capability": (7, 5), "gathered": False}, "fallback", "need sm_80 or newer, not sm_75"),
         ({"experts": 0}, "mlx", "a dimension is 0"),
     ],
@@ -115,7 +115,7 @@ def test_groups(changed: dict[str, Any], engine: str, reason: str) -> None:
         ({}, "cublaslt", "cuBLASLt multiplies e4m3"),
         ({"rows": 1, "n": 33, "k": 5}, "cublaslt", ""),
         ({"capability": (8, 9)}, "cublaslt", ""),
-        ({"capability": (8, 6)}, "fallback", "products of e4m3 need sm_89 or newer, not sm_86"),
+        ({"capability": (8, 6)}, "fallback", "FP8 matmuls need sm_89 or newer, not sm_86"),
         ({"rows": 0}, "fallback", "a dimension is 0"),
     ],
 )
@@ -127,7 +127,7 @@ def test_quantizing_to_fp8() -> None:
     def chosen(gpu: Gpu, *, empty: bool = False, fits: bool = True) -> Choice:
         return choose_quantize_fp8(gpu, empty=empty, fits=fits)
 
-    assert says(chosen(Gpu((8, 9))), "fused", "numbers are read once or twice")
+    assert says(chosen(Gpu((8, 9))), "fused", "values are read once or twice")
     assert says(chosen(Gpu((8, 6))), "fallback", "kernels for e4m3 need sm_89 or newer, not sm_86")
     assert says(chosen(Gpu((9, 0), "there is none")), "fallback", "there is none")
     assert says(chosen(Gpu((9, 0)), empty=True), "fallback", "a dimension is 0")

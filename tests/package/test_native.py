@@ -174,9 +174,9 @@ def test_a_second_gpu_reaches_the_memory_of_the_first(monkeypatch: pytest.Monkey
         assert len(shared) == count
 
 
-def test_a_failure_warns_once_with_the_cure(monkeypatch: pytest.MonkeyPatch, gpu: None) -> None:
+def test_a_failure_warns_once_with_the_fix(monkeypatch: pytest.MonkeyPatch, gpu: None) -> None:
     monkeypatch.setattr(_native, "take", lambda **_: healthy(modules=frozenset(), driver=None))
-    with pytest.warns(RuntimeWarning, match=r"(?s)composes MLX's own.*lacks the native module _cu13.*cure: pip install"):
+    with pytest.warns(RuntimeWarning, match=r"(?s)is not active: .*lacks the native module _cu13.*fix: pip install"):
         reason = _native.engine(GPU_STREAM)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -186,7 +186,7 @@ def test_a_failure_warns_once_with_the_cure(monkeypatch: pytest.MonkeyPatch, gpu
 def test_a_gpu_that_the_build_has_no_code_for_is_refused(monkeypatch: pytest.MonkeyPatch, digest: str) -> None:
     install(monkeypatch, "_cu13", digest)
     monkeypatch.setattr(_device_code.DeviceCode, "serving", lambda *_: {"": ("decode", "flash")})
-    with pytest.raises(BackendError, match=r"holds no code for sm_90\n  cure: "):
+    with pytest.raises(BackendError, match=r"holds no code for sm_90\n  fix: "):
         _native._load(healthy(13, driver=None), (9, 0))
 
 
@@ -228,7 +228,7 @@ def test_a_library_that_the_import_misses_is_named(monkeypatch: pytest.MonkeyPat
     env = healthy(driver=None, libraries={"libmlx": "", "libcudart": "", "libcublasLt": ""})
     with pytest.raises(BackendError, match=r"not found: libcudnn\.so\.9 \(of nvidia-cudnn-cu13\)"):
         _native._load(env, (9, 0))
-    with pytest.raises(BackendError, match=r"cure: python -m mlx_cuda doctor"):
+    with pytest.raises(BackendError, match=r"fix: python -m mlx_cuda doctor"):
         _native._load(healthy(driver=None), (9, 0))
 
 
@@ -241,7 +241,7 @@ def test_a_missing_library_may_be_found_by_the_loader(monkeypatch: pytest.Monkey
 def test_a_module_gets_no_device_code_but_its_own(monkeypatch: pytest.MonkeyPatch, gpu: None) -> None:
     module = install(monkeypatch, "_cu13", "another")
     monkeypatch.setattr(_native, "take", lambda **_: healthy(driver=None))
-    with pytest.warns(RuntimeWarning, match=r"(?s)composes MLX's own.*is of another build than the native module\n  cure: pip install"):
+    with pytest.warns(RuntimeWarning, match=r"(?s)is not active: .*is of another build than the native module\n  fix: pip install"):
         assert isinstance(_native.engine(GPU_STREAM), str)
     assert vars(module)["given"] == {}
 

@@ -124,7 +124,7 @@ def test_step_by_step_as_with_a_plain_cache() -> None:
         ({"window_size": -3}, "window_size must be"),
         ({"softcap": 0.0}, "softcap must be positive and finite"),
         ({"sinks": mx.ones(2)}, r"sinks must have the shape \(4,\), got \(2,\)\."),
-        ({"force_fused": True, "stream": mx.cpu}, "force_fused is set, but no fused kernel takes this case: the stream is on the CPU"),
+        ({"force_fused": True, "stream": mx.cpu}, "force_fused is set, but no fused kernel supports this call: the stream is on the CPU"),
     ],
     ids=str,
 )

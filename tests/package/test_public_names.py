@@ -21,7 +21,7 @@ NAMES = [
 RETURNED = {"Calibration", "Choice", "ModelCheck", "Patched", "Tuning"}  # classes of what functions return, for annotations
 
 SIGNATURES = """
-BackendError(message: str, *, cure: str = ) -> None
+BackendError(message: str, *, fix: str = ) -> None
 
 all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = None) -> mx.array
 

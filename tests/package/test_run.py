@@ -45,7 +45,7 @@ def test_what_cannot_be_had_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as ended:
         main(["run", "--batch-invariant", str(script)])
     assert ended.value.code == 2
-    assert "batch_invariant cannot be had: there is no such GPU.\n" in capsys.readouterr().err
+    assert "batch_invariant is not available: there is no such GPU.\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "message"), [

@@ -171,7 +171,7 @@ def test_without_a_home_nothing_is_kept(module: Module, monkeypatch: pytest.Monk
     assert tuned_file.default_path() is None
     assert limits_file.default_path() is None
     assert main(["tune", "--show"]) == 0
-    assert capsys.readouterr().out == "no product is tuned\nnothing is measured\n"
+    assert capsys.readouterr().out == "no tuned matmul algorithms\nno tuned thresholds\n"
     with mlx_cuda.tune():
         module.find("a", FAST)
 
@@ -221,7 +221,7 @@ def test_loading_the_native_module_reads_the_file(monkeypatch: pytest.MonkeyPatc
 def test_the_command_shows_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tuned.json"
     assert main(["tune", "--show", "--file", str(path)]) == 0
-    assert capsys.readouterr().out == "no product is tuned\nnothing is measured\n"
+    assert capsys.readouterr().out == "no tuned matmul algorithms\nno tuned thresholds\n"
     tuned_file.add(path, {"b": SLOW, "a": FAST})
     monkeypatch.setenv("MLX_CUDA_TUNED", str(path))
     assert main(["tune", "--show"]) == 0

@@ -99,7 +99,7 @@ def test_promotion_and_negative_scale() -> None:
         ({"window_size": (1, 2, 3)}, "window_size must be a number of keys or two"),
         ({"softcap": -1.0}, "softcap must be positive and finite"),
         ({"sinks": mx.ones(2)}, r"sinks must have the shape \(4,\), got \(2,\)\."),
-        ({"force_fused": True, "stream": mx.cpu}, "force_fused is set, but no fused kernel takes this case: the stream is on the CPU"),
+        ({"force_fused": True, "stream": mx.cpu}, "force_fused is set, but no fused kernel supports this call: the stream is on the CPU"),
     ],
     ids=str,
 )

@@ -172,7 +172,7 @@ def test_a_package_that_has_loaded_one_part_and_lacks_the_first(windows: Windows
     windows.before = [str(theirs / "cudnn64_9.dll")]
     with pytest.raises(BackendError) as caught:
         _native._load(environment(site, 13), (9, 0))
-    assert caught.value.cure == f"reinstall the package of {theirs / 'cudnn64_9.dll'}"
+    assert caught.value.fix == f"reinstall the package of {theirs / 'cudnn64_9.dll'}"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_package_without_its_first_part(windows: Windows, tmp_path: Path, file
     """cuDNN would end the process at its first call."""
     site = site_packages(tmp_path, 13)
     (site / file).unlink()
-    with pytest.raises(BackendError, match=rf"has no (cudnn_graph64_9|nvrtc-builtins64_13\*)\.dll, which .+ needs\n  cure: .* {provider}$"):
+    with pytest.raises(BackendError, match=rf"has no (cudnn_graph64_9|nvrtc-builtins64_13\*)\.dll, which .+ needs\n  fix: .* {provider}$"):
         _native._load(environment(site, 13), (9, 0))
     assert windows.at_import == {}
 

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, fused wherever a fused kernel takes the case."""
+"""Scaled dot-product attention, fused if a fused kernel supports the call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RESULTS = "mx.array | tuple[mx.array, mx.array]"
 
 @dataclass(slots=True)
 class AnyAttentionCall(Call[mx.array | tuple[mx.array, mx.array]]):
-    """A call of any form of attention."""
+    """A call of one form of attention."""
 
     options: Options
     choice: Choice
@@ -42,7 +42,7 @@ class AnyAttentionCall(Call[mx.array | tuple[mx.array, mx.array]]):
         return (results[0], results[1]) if self.options.lse else results[0]
 
     def results(self) -> list[mx.array]:
-        """The result, and the logarithms where the options ask for them."""
+        """Return the result, and the log-sum-exp if the options include it."""
         raise NotImplementedError
 
 
@@ -58,7 +58,7 @@ class AttentionCall(AnyAttentionCall):
 
     @property
     def sizes(self) -> tuple[int, int] | None:
-        """A mask has as many columns as there are keys, and queries before the first key are computed apart."""
+        """A mask has as many columns as there are keys, and queries before the first key are computed separately."""
         engine, q_len, k_len, window = self.choice.engine, self.q.shape[2], self.k.shape[2], self.window_size
         one_node = engine in OURS or (engine == "mlx" and q_len <= k_len)
         if self.options.mask is not None or not one_node or not self.at_once:
@@ -116,39 +116,40 @@ def attention(
     force_fused: bool = False,
     stream: StreamOrDevice = None,
 ) -> AttentionCall:
-    """``softmax(scale * q @ k.T + mask) @ v`` per head, with grouped queries: "Attention Is All You Need" (arXiv:1706.03762) and
-    "GQA" (arXiv:2305.13245).
+    """Compute ``softmax(scale * q @ k.T + mask) @ v`` per head, with grouped queries.
+
+    Source: "Attention Is All You Need" (arXiv:1706.03762), "GQA" (arXiv:2305.13245).
 
     Args:
         q: Queries, ``[B, H, Tq, D]``.
         k: Keys, ``[B, Hkv, Tk, D]``, where H is a multiple of Hkv.
         v: Values, ``[B, Hkv, Tk, Dv]``.
         scale: Factor of the scores; default ``1 / sqrt(D)``.
-        mask: None; ``"causal"``, aligned to the lower right: query i sees the keys ``j <= i + Tk - Tq``; a bool array (True: seen); or
-            an additive array of a type that promotes to that of the result. Arrays broadcast to ``[B, H, Tq, Tk]``.
-        window_size: How many keys before its own place ``i + Tk - Tq`` a query sees, or a pair: before and after it (None: all).
-            Together with ``mask="causal"`` none after it. "Longformer" (arXiv:2004.05150).
-        softcap: Scores become ``softcap * tanh(scores / softcap)`` before masks: "Gemma 2" (arXiv:2408.00118).
-        sinks: ``[H]``: a score for each head that takes part in the softmax and has no value (gpt-oss; arXiv:2309.17453).
-        lengths: int32 ``[B]``: only the first ``lengths[b]`` keys are there, and the queries are the last Tq before that end.
-        left_padding: int32 ``[B]``: the first ``left_padding[b]`` keys are not there.
-        return_lse: Return as well, in float32 ``[B, H, Tq]``, the natural logarithm of the sum of the exponentials of each query's
-            scores, the sink's included: what results over parts of the keys are joined with.
-        deterministic: Compute gradients the same to the bit each time, where that is slower. The result itself always is.
-        force_fused: Raise instead of using a route that writes the ``[Tq, Tk]`` scores to memory.
+        mask: None; ``"causal"``, aligned to the lower right: query i attends to the keys ``j <= i + Tk - Tq``; a bool array (True:
+            attend); or an additive array of a type that promotes to that of the result. Arrays broadcast to ``[B, H, Tq, Tk]``.
+        window_size: Sliding window: the number of keys before position ``i + Tk - Tq`` that query i attends to, or a pair: before and
+            after it (None: all). With ``mask="causal"`` none after it. "Longformer" (arXiv:2004.05150).
+        softcap: Logit softcapping: scores become ``softcap * tanh(scores / softcap)`` before masks. "Gemma 2" (arXiv:2408.00118).
+        sinks: Attention sinks, ``[H]``: one more score per head in the softmax, without a value (gpt-oss; arXiv:2309.17453).
+        lengths: int32 ``[B]``: only the first ``lengths[b]`` keys are valid, and the queries are the last Tq positions before that end.
+        left_padding: int32 ``[B]``: the first ``left_padding[b]`` keys are padding.
+        return_lse: Also return the log-sum-exp (natural logarithm) of each query's scores, sinks included, as float32 ``[B, H, Tq]``. It
+            merges results over parts of the keys.
+        deterministic: Compute bit-identical gradients in every run, which is slower. The forward result always is.
+        force_fused: Raise an error instead of using an engine that writes the ``[Tq, Tk]`` scores to memory.
         stream: Stream or device to run on.
 
     Returns:
-        An array ``[B, H, Tq, Dv]`` in the dtype that q, k and v promote to; with ``return_lse`` a pair of it and the logarithms. A query
-        that sees no key gives zeros (and minus infinity, or its sink), never NaN, and passes no gradient.
+        An array ``[B, H, Tq, Dv]`` in the dtype that q, k and v promote to; with ``return_lse`` a pair of it and the log-sum-exp. A fully
+        masked query returns zeros (log-sum-exp: minus infinity, or its sink), never NaN, and has zero gradients.
 
     Raises:
-        ValueError: The shapes, an option or the dtype do not fit, or ``force_fused`` is set and no fused kernel takes the case.
-        TypeError: An argument is no MLX array.
+        ValueError: Shapes, dtypes or an option do not fit, or ``force_fused`` is set and no fused kernel supports the call.
+        TypeError: An argument is not an MLX array.
 
-    On a CUDA GPU of compute capability 8.0 or newer, float16 and bfloat16 with D and Dv multiples of 8 up to 256 are fused: up to 32
-    queries by a kernel of ours that reads keys and values once; more of them by cuDNN, or, with array masks, softcap, ragged lengths or
-    windows beyond a causal one, by our flash kernel. :func:`explain` says which, and why. Everything else is composed of MLX's operations.
+    On GPUs of compute capability 8.0 or newer, float16 and bfloat16 with D and Dv multiples of 8 up to 256 run fused: up to 32 queries
+    in mlx-cuda's split-KV decode kernel; more in cuDNN, or in mlx-cuda's FlashAttention kernel with array masks, softcapping, ragged
+    lengths or non-causal windows. :func:`explain` returns which, and why. Other calls run on MLX's operations.
     """
     on = resolve(stream)
     with mx.stream(on):
@@ -175,7 +176,7 @@ def operands(
     deterministic: bool = False,
     **options: Any,
 ) -> tuple[mx.array, mx.array, mx.array, Options]:
-    """The arguments checked, in one dtype, with a positive scale."""
+    """Check the arguments, and return them in one dtype with a positive scale."""
     require_arrays("attention", q=q, k=k, v=v)
     dtype = attention_dtype("attention", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
     if mask is not None and not isinstance(mask, mx.array) and (not isinstance(mask, str) or mask != "causal"):
@@ -194,7 +195,7 @@ def operands(
 
 
 def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options, engine: native.Engine, batch: int) -> AttentionCase:
-    """What the rules ask of a call: head by head the last dimensions but one of q and v, and how many queries and keys there are."""
+    """Return the properties of a call that the rules use."""
     return AttentionCase(
         batch, q.shape[1], v.shape[1], *lengths, q.shape[-1], v.shape[-1], dtype_name(q.dtype), options.mask_kind, engine.capability,
         engine.cudnn, window=options.window_kind, softcap=options.softcap > 0, sinks=options.sinks is not None, ragged=options.ragged,
@@ -203,7 +204,7 @@ def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options
 
 
 def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> Choice:
-    """Who computes the call."""
+    """Return the engine of the call."""
     engine = native.engine(stream)
     if isinstance(engine, str):
         return Choice("mlx" if options.plain else "fallback", engine)
@@ -220,8 +221,8 @@ def choose(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.S
 
 
 def most_batches(engine: EngineName, q: mx.array, k: mx.array, options: Options) -> int:
-    """How many batch entries an engine takes at once: they are blocks in the last dimension of a grid. MLX's kernel for one to three
-    queries of many keys has 32 for each (0.32.4), and what looks through a mask of ours has one for each head.
+    """Return how many batch entries an engine supports at once: they are blocks in the last dimension of a grid. MLX's kernel for one to
+    three queries of many keys has 32 blocks per entry (0.32.4), and mlx-cuda's kernel that reads masks one per head.
     """
     if engine == "mlx" and q.shape[2] < FEWEST_QUERIES and k.shape[2] > MOST_KEYS_OF_A_PASS:
         return MOST_BLOCKS // 32
@@ -231,7 +232,7 @@ def most_batches(engine: EngineName, q: mx.array, k: mx.array, options: Options)
 def parts(
     q: mx.array, k: mx.array, v: mx.array, options: Options, axis: int, most: int
 ) -> Iterator[tuple[mx.array, mx.array, mx.array, Options]]:
-    """A call in parts of so many batch entries (axis 0), or of so many heads (axis 1): those that share a kv head stay together."""
+    """Split a call into parts of some batch entries (axis 0) or heads (axis 1); heads that share a KV head stay together."""
     shared = q.shape[1] // k.shape[1] if axis else 1
     step = max(most // shared, 1)
     for at in range(0, k.shape[axis], step):
@@ -242,7 +243,7 @@ def parts(
 def run(
     q: mx.array, k: mx.array, v: mx.array, options: Options, choice: Choice | None = None, *, force_fused: bool, stream: mx.Stream
 ) -> list[mx.array]:
-    """The result, and the logarithms where the options ask for them, by whoever is chosen."""
+    """Return the result of the chosen engine, and the log-sum-exp if the options include it."""
     shape = (*q.shape[:3], v.shape[3])
     if 0 in (*q.shape[:3], v.shape[2]) or (v.shape[3] == 0 and not options.lse):
         return _nothing(q, shape, options)
@@ -259,7 +260,7 @@ def run(
         return [mx.concatenate([mx.zeros((*shape[:2], blind, shape[3]), q.dtype), *seeing], axis=2)]
     if choice.engine in OURS:
         return fused(choice.engine, q, k, v, options, stream)
-    refusal = f"[attention] force_fused is set, but no fused kernel takes this case: {choice.reason}"
+    refusal = f"[attention] force_fused is set, but no fused kernel supports this call: {choice.reason}"
     if choice.engine == "fallback":
         if force_fused:
             raise ValueError(refusal)
@@ -273,7 +274,7 @@ def run(
 
 
 def fused(engine: EngineName, q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.Stream) -> list[mx.array]:
-    """The call on one of our engines, which was chosen for it."""
+    """Run the call on the fused engine that was chosen."""
     module = native.module(stream)
     if engine == "cudnn":
         return module.cudnn_attention(q, k, v, options, stream)
@@ -296,17 +297,17 @@ def fused(engine: EngineName, q: mx.array, k: mx.array, v: mx.array, options: Op
 
 
 def spread(q: mx.array, k: mx.array, options: Options) -> Options:
-    """The options with the mask in the shape of the scores."""
+    """Return the options with the mask broadcast to the shape of the scores."""
     return options if options.mask is None else options._replace(mask=mx.broadcast_to(options.mask, (*q.shape[:3], k.shape[2])))
 
 
 def _joined(results: Iterable[list[mx.array]], axis: int) -> list[mx.array]:
-    """Those of the parts of a call."""
+    """Join the results of the parts of a call."""
     return [mx.concatenate(list(each), axis=axis) for each in zip(*results, strict=True)]
 
 
 def _nothing(q: mx.array, shape: tuple[int, ...], options: Options) -> list[mx.array]:
-    """The results where there are no keys to see, or no queries."""
+    """Return the results without any keys or queries."""
     if not options.lse:
         return [mx.zeros(shape, q.dtype)]
     lse = mx.array(-mx.inf) if options.sinks is None else options.sinks.astype(mx.float32).reshape(1, -1, 1)

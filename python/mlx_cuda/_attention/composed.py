@@ -1,4 +1,4 @@
-"""Attention from MLX's operations, for what no fused kernel of ours takes."""
+"""Attention from MLX's operations, for calls that no fused kernel of mlx-cuda supports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ upstream_attention = mx.fast.scaled_dot_product_attention  # whatever patch() pu
 
 
 def upstream(q: mx.array, k: mx.array, v: mx.array, options: Options, *, force_fused: bool) -> mx.array:
-    """MLX's own function, which gives NaN to queries that see no key."""
+    """Call MLX's own function, which returns NaN for fully masked queries."""
     call = partial(_upstream, q, k, v, scale=options.scale, force_fused=force_fused)
     if options.mask is None:
         return call(mask="causal" if options.causal else None)
@@ -30,7 +30,7 @@ def upstream(q: mx.array, k: mx.array, v: mx.array, options: Options, *, force_f
 
 
 def with_upstream_gradients(call: Callable[..., mx.array], options: Options) -> Callable[..., mx.array]:
-    """A kernel's function of q, k, v and an additive mask, with the gradients of MLX's own function, which has some of cuDNN's."""
+    """Return a kernel's function of q, k, v and an additive mask with the gradients of MLX's function, some of which are cuDNN's."""
     on = resolve(None)
 
     def gradients(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
@@ -44,7 +44,7 @@ def with_upstream_gradients(call: Callable[..., mx.array], options: Options) -> 
 
 
 def on_16_bytes(mask: mx.array) -> mx.array:
-    """The same mask in memory whose rows begin on 16 bytes, as the copy engine wants them."""
+    """Copy the mask so that its rows are aligned to 16 bytes, as TMA requires."""
     keys = mask.shape[-1] if mask.ndim else 1
     if keys == 1 or keys % 8 == 0:
         return mask
@@ -52,9 +52,7 @@ def on_16_bytes(mask: mx.array) -> mx.array:
 
 
 def compose(q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.array]:
-    """What MLX's function does not say, and the logarithms of the sums where wanted: as a mask where that is enough, else with the
-    scores written out.
-    """
+    """Compute calls that MLX's API cannot express, and the log-sum-exp: with a mask if that is enough, else with the scores written out."""
     mask = _restricted(q, k, options)
     if options.ragged:  # what lies where no keys are may be anything, even NaN, which no weight of zero takes away
         there = present(k.shape[2], options.starts, options.ends).swapaxes(2, 3)
@@ -67,7 +65,7 @@ def compose(q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.
 
 
 def _upstream(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: str | mx.array | None, **options: Any) -> mx.array:
-    """MLX's own function, on plain operands where it may call cuDNN: then it raises an error for strides of 0 and less."""
+    """Call MLX's function with contiguous operands if it may use cuDNN, which fails for strides of 0 and less."""
     call: Callable[..., mx.array] = partial(upstream_attention, scale=scale, **options)
     if not isinstance(mask, str) and _forgets_the_end(q, k):
         k, v, mask = _in_whole_tiles(k, v, mask)
@@ -79,8 +77,8 @@ def _upstream(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: str 
 
 
 def _forgets_the_end(q: mx.array, k: mx.array) -> bool:
-    """Whether cuDNN's backward for Hopper, which MLX asks for queries in multiples of 128, takes for keys what comes after them: see
-    src/attention/cudnn/problem.cpp. MLX has no way to tell it how many there are.
+    """Return whether cuDNN's backward pass on Hopper, which MLX calls for queries in multiples of 128, reads beyond the last key (see
+    src/attention/cudnn/problem.cpp). MLX cannot pass it the number of keys.
     """
     if q.dtype not in {mx.float16, mx.bfloat16} or q.shape[2] % (2 * TILE) or k.shape[2] % (2 * TILE) != TILE:
         return False
@@ -92,7 +90,7 @@ def _forgets_the_end(q: mx.array, k: mx.array) -> bool:
 
 
 def _in_whole_tiles(k: mx.array, v: mx.array, mask: mx.array | None) -> tuple[mx.array, mx.array, mx.array]:
-    """One more tile of keys and values, and a mask that hides them."""
+    """Append one more tile of keys and values, and mask it."""
     keys, beyond = k.shape[2], [(0, 0), (0, 0), (0, TILE), (0, 0)]
     if mask is None:
         mask = mx.ones((1, 1, 1, keys), mx.bool_)
@@ -103,10 +101,10 @@ def _in_whole_tiles(k: mx.array, v: mx.array, mask: mx.array | None) -> tuple[mx
 
 
 def _masked(call: Callable[..., mx.array], scale: float) -> Callable[..., mx.array]:
-    """MLX's function of q, k, v and an additive mask, with every gradient: where it calls cuDNN, it raises an error for the mask's.
+    """Call MLX's function of q, k, v and an additive mask, with all gradients: on cuDNN it raises an error for the mask's.
 
-    Those of q, k and v are its own, for which it computes its result once more; the mask's, and all that are differentiated again, are
-    those of the composed form. MLX asks for all gradients of a custom function, and evaluates those that are used.
+    The gradients of q, k and v are MLX's, for which it computes its result again. The mask's, and second derivatives, are those of the
+    fallback. MLX requests all gradients of a custom function and evaluates those that are used.
     """
     on = resolve(None)
 
@@ -136,17 +134,17 @@ def _masked(call: Callable[..., mx.array], scale: float) -> Callable[..., mx.arr
 
 
 def present(k_len: int, starts: mx.array | None, ends: mx.array | None) -> mx.array:
-    """Which keys are there: bool ``[1 or B, 1, 1, Tk]``."""
+    """Return which keys are valid: bool ``[1 or B, 1, 1, Tk]``."""
     key = mx.arange(k_len).reshape(1, 1, 1, -1)
     there = key < (k_len if ends is None else ends.reshape(-1, 1, 1, 1))
     return there if starts is None else mx.logical_and(there, key >= starts.reshape(-1, 1, 1, 1))
 
 
 def visible(q_len: int, k_len: int, window: tuple[int, int], starts: mx.array | None, ends: mx.array | None) -> mx.array:
-    """Which keys a query sees by its place: bool ``[1 or B, 1, Tq, Tk]``.
+    """Return which keys a query attends to by its position: bool ``[1 or B, 1, Tq, Tk]``.
 
-    ``window`` counts the keys before and after the query's own place (negative: all); ``starts`` and ``ends``, int32 ``[B]``, bound the
-    keys of each batch entry, and the queries are the last before its end.
+    ``window`` counts the keys before and after the query's position (negative: all); ``starts`` and ``ends``, int32 ``[B]``, bound the keys
+    of each batch entry, and the queries are the last before its end.
     """
     end = mx.array(k_len) if ends is None else ends.reshape(-1, 1, 1, 1)
     key = mx.arange(k_len).reshape(1, 1, 1, -1)
@@ -164,10 +162,10 @@ def visible(q_len: int, k_len: int, window: tuple[int, int], starts: mx.array | 
 def composed_attention(
     q: mx.array, k: mx.array, v: mx.array, *, scale: float, softcap: float, mask: mx.array, sinks: mx.array | None
 ) -> tuple[mx.array, mx.array]:
-    """Attention with the scores written out in float32, and the logarithm of the sum of each row's exponentials, ``[B, H, Tq]``.
+    """Compute attention with the scores written out in float32, and the log-sum-exp of each query, ``[B, H, Tq]``.
 
-    A query that sees no key gives zeros, without a NaN on the way, and minus infinity (the sink's score, where there are sinks). What the
-    native kernels are differentiated as (src/attention/composed.cpp) follows the same rules.
+    A fully masked query returns zeros, without an intermediate NaN, and minus infinity (the sink's score, with sinks). The fallback that
+    gives the native kernels their gradients (src/attention/composed.cpp) follows the same rules.
     """
     groups = q.shape[1] // k.shape[1]
     keys, values = (mx.repeat(kv.astype(mx.float32), groups, axis=1) for kv in (k, v))
@@ -196,7 +194,7 @@ def composed_attention(
 
 
 def _restricted(q: mx.array, k: mx.array, options: Options) -> mx.array:
-    """The mask of the call with its window and lengths in it."""
+    """Return the mask of the call combined with its window and lengths."""
     seen = visible(q.shape[2], k.shape[2], options.window, options.starts, options.ends)
     if options.mask is None:
         return seen
@@ -206,9 +204,9 @@ def _restricted(q: mx.array, k: mx.array, options: Options) -> mx.array:
 
 
 def _safe(mask: mx.array) -> tuple[mx.array, mx.array]:
-    """A mask that shows every key to the queries that see none, and which see some.
+    """Return a mask that shows every key to fully masked queries, and which queries are not fully masked.
 
-    Such a row's result is set to zero: nothing infinite arises, so neither the result nor a gradient is NaN.
+    The result of a fully masked query is set to zero: nothing infinite arises, so neither the result nor a gradient is NaN.
     """
     if mask.dtype == mx.bool_:
         sees = mask.any(axis=-1, keepdims=True)
@@ -218,13 +216,13 @@ def _safe(mask: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def raised(mask: mx.array) -> mx.array:
-    """An additive mask without what the numbers of a row have in common, where that is large."""
+    """Subtract the common part of each row of an additive mask, if it is large."""
     return mask - common(mask)
 
 
 def common(mask: mx.array) -> mx.array:
-    """What to take from each row of an additive mask: the largest number, where that is so large that it would swallow the scores, or
-    overflow when one is added. No weight changes. Rows that hide every key stay so.
+    """Return what to subtract from each row of an additive mask: its maximum, if that is so large that it would absorb the scores or
+    overflow when one is added. Weights do not change. Fully masked rows stay fully masked.
     """
     top = mx.stop_gradient(mask.max(axis=-1, keepdims=True))
     return mx.where(mx.abs(top) > MODEST, mx.maximum(top, mx.finfo(mask.dtype).min), 0)

@@ -1,4 +1,4 @@
-"""What a call of attention asks for, checked: the arguments that its three forms share."""
+"""The options of a call of attention, checked; its three forms share them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Window: TypeAlias = int | tuple[int | None, int | None] | None
 
 
 class Keywords(TypedDict, total=False):
-    """What every form of attention takes by name, for the overloads."""
+    """The keyword arguments of every form of attention, for the overloads."""
 
     scale: float | None
     softcap: float | None
@@ -26,7 +26,7 @@ class Keywords(TypedDict, total=False):
 
 
 class AttentionKeywords(Keywords, total=False):
-    """Those of ``attention``."""
+    """The keyword arguments of ``attention``."""
 
     window_size: Window
     mask: str | mx.array | None
@@ -39,7 +39,7 @@ MOST_AFTER = 2**30  # keys of a window after a query's place, which is an int32 
 
 
 class Options(NamedTuple):
-    """What a call asks for besides q, k and v, checked; arrays are what the kernels read."""
+    """The checked options of a call besides q, k and v; arrays are in the form that the kernels read."""
 
     scale: float  # > 0
     softcap: float = 0.0
@@ -61,11 +61,11 @@ class Options(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether MLX's own function says it all."""
+        """Return whether MLX's API can express all options."""
         return self.window_kind == "none" and not (self.softcap or self.lse or self.ragged) and self.sinks is None
 
     def part(self, axis: int, index: tuple[slice, ...]) -> Options:
-        """Those of some batch entries (axis 0) or heads (axis 1) of the queries, which the index picks."""
+        """Return the options of some batch entries (axis 0) or heads (axis 1) of the queries."""
         mask = self.mask if self.mask is None or self.mask.shape[axis] == 1 else self.mask[index]
         if axis == 1:
             return self._replace(mask=mask, sinks=None if self.sinks is None else self.sinks[index[1]])
@@ -74,21 +74,21 @@ class Options(NamedTuple):
 
     @property
     def mask_kind(self) -> MaskKind:
-        """The mask's kind; a causal one with an array counts as a window beside it."""
+        """Return the kind of the mask; a causal mask with an array counts as a window."""
         if self.mask is not None:
             return "bool" if self.mask.dtype == mx.bool_ else "additive"
         return "causal" if self.causal else "none"
 
     @property
     def window_kind(self) -> WindowKind:
-        """The window as far as a causal mask does not say it."""
+        """Return the kind of the window, beyond a causal mask."""
         if self.window == (-1, -1) or (self.window == (-1, 0) and self.mask is None):
             return "none"
         return "left" if self.causal and self.mask is None else "sides"
 
 
 def require_floating(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
-    """The dtype that these promote to, which has to be a floating one."""
+    """Return the dtype that these promote to; raise an error if it is not floating point."""
     dtype = promoted(*dtypes)
     if not mx.issubdtype(dtype, mx.floating):
         raise WrongValue(f"[{operation}] Only floating point types are supported, got {dtype_text(*dtypes)}.")
@@ -96,7 +96,7 @@ def require_floating(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
 
 
 def require_dimensions(operation: str, dimensions: str, **shapes: Shape) -> None:
-    """Each array has these dimensions."""
+    """Raise an error unless each array has this number of dimensions."""
     count = dimensions.count(",") + 1
     for name, shape in shapes.items():
         if len(shape) != count:
@@ -104,14 +104,14 @@ def require_dimensions(operation: str, dimensions: str, **shapes: Shape) -> None
 
 
 def require_groups(operation: str, heads: int, kv_heads: int) -> None:
-    """Each kv head serves the same number of query heads."""
+    """Raise an error unless each KV head serves the same number of query heads."""
     if heads != kv_heads and (kv_heads == 0 or heads % kv_heads):
         raise WrongValue(f"[{operation}] The heads of q must be a multiple of those of k, got {heads} and {kv_heads}.")
 
 
 @lru_cache(CACHED_SHAPES)
 def attention_dtype(operation: str, q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
-    """The dtype to compute attention in, where the shapes and dtypes fit."""
+    """Check shapes and dtypes, and return the dtype in which to compute."""
     require_dimensions(operation, "[B, H, T, D]", q=q, k=k, v=v)
     if q[3] != k[3]:
         raise WrongValue(f"[{operation}] q and k must have the same last dimension, got {shape_text(q, k)}.")
@@ -135,7 +135,7 @@ def checked(
     sinks: mx.array | None = None,
     return_lse: bool = False,
 ) -> tuple[mx.array, Options]:
-    """Q, and what all forms of attention are asked besides, with a positive scale."""
+    """Return q and the checked options of all forms of attention, with a positive scale."""
     q, factor = positive_scale(q, scale)
     return q, Options(
         factor,
@@ -147,9 +147,9 @@ def checked(
 
 
 def positive_scale(q: mx.array, scale: float | None) -> tuple[mx.array, float]:
-    """Q and a positive scale, which give the same scores.
+    """Return q and a positive scale that give the same scores.
 
-    Fused kernels take the maximum of the scores before they scale, and give NaN for others; both ways here are exact.
+    Fused kernels take the maximum of the scores before they scale, and return NaN for other scales; both conversions here are exact.
     """
     factor = float(scale) if scale is not None else max(q.shape[-1], 1) ** -0.5
     if factor > 0:
@@ -158,7 +158,7 @@ def positive_scale(q: mx.array, scale: float | None) -> tuple[mx.array, float]:
 
 
 def check_window(operation: str, size: Window, mask: object, keys: int) -> tuple[int, int]:
-    """The keys before and after a query's own place that it may see; -1 for all, also where there are no more before it."""
+    """Return the number of keys before and after a query's position that it attends to; -1 for all, also if there are no more."""
     sides = size if isinstance(size, tuple) else (size, None)
     if len(sides) != 2 or any(side is not None and (type(side) is not int or side < 0) for side in sides):
         raise WrongValue(f"[{operation}] window_size must be a number of keys or two, not negative, got {size!r}.")
@@ -169,7 +169,7 @@ def check_window(operation: str, size: Window, mask: object, keys: int) -> tuple
 
 
 def check_softcap(operation: str, softcap: float | None) -> float:
-    """The softcap, 0 for none."""
+    """Return the logit softcapping, 0 for none."""
     if softcap is None:
         return 0.0
     if not (math.isfinite(softcap) and softcap > 0):
@@ -178,12 +178,12 @@ def check_softcap(operation: str, softcap: float | None) -> float:
 
 
 def check_vector(operation: str, name: str, values: mx.array | None, size: int, dtype: mx.Dtype) -> mx.array | None:
-    """One number for each batch entry or head, where given."""
+    """Check an optional array with one value per batch entry or head."""
     return None if values is None else check_array(operation, name, values, (size,), dtype)
 
 
 def check_mask(mask: mx.array, scores: Shape, dtype: mx.Dtype) -> mx.array | None:
-    """The mask in the 4 dimensions of the scores, bool or of the result's dtype; None where there is nothing to hide."""
+    """Return the mask with the 4 dimensions of the scores, bool or of the result's dtype; None if it masks nothing."""
     shape = mask.shape
     if shape != scores and not _broadcasts(shape, scores):
         raise WrongValue(f"[attention] mask must broadcast to [B, H, Tq, Tk] = {shape_text(scores)}, got {shape_text(shape)}.")

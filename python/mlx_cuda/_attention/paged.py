@@ -1,4 +1,4 @@
-"""Decoding with keys and values in pages."""
+"""Decoding with a paged KV cache."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PagedCall(AnyAttentionCall):
         if self.choice.engine == "decode":
             return native.module(on).decode_attention(q, k, v, options, on, table)
         if self.force_fused:
-            raise WrongValue(f"[paged_attention] force_fused is set, but no fused kernel takes this case: {self.choice.reason}")
+            raise WrongValue(f"[paged_attention] force_fused is set, but no fused kernel supports this call: {self.choice.reason}")
         return run(q, in_order(k, table), in_order(v, table), options, force_fused=False, stream=on)
 
 
@@ -79,32 +79,34 @@ def paged_attention(
     window_size: int | None = None, softcap: float | None = None, sinks: mx.array | None = None, return_lse: bool = False,
     force_fused: bool = False, stream: StreamOrDevice = None,
 ) -> PagedCall:  # fmt: skip
-    """Causal :func:`attention` to a cache in pages: "PagedAttention" (arXiv:2309.06180).
+    """Compute causal :func:`attention` over a paged KV cache.
+
+    Source: "PagedAttention" (arXiv:2309.06180).
 
     Args:
-        q: Queries, ``[B, H, Tq, D]``: the last Tq places before ``lengths[b]``, whose keys are in the cache already.
+        q: Queries, ``[B, H, Tq, D]``: the last Tq positions before ``lengths[b]``, whose keys are in the cache already.
         k_pages: Keys of all sequences, ``[pages, Hkv, page_size, D]``.
-        v_pages: Values, ``[pages, Hkv, page_size, Dv]``.
+        v_pages: Values of all sequences, ``[pages, Hkv, page_size, Dv]``.
         block_table: int32 ``[B, n]``: key j of sequence b is in page ``block_table[b, j // page_size]``. Entries beyond a sequence's
-            length may be anything.
-        lengths: int32 ``[B]``, at most ``n * page_size``; a sequence may be empty.
+            length are ignored.
+        lengths: int32 ``[B]``, at most ``n * page_size``; sequences may be empty.
         scale: Factor of the scores; default ``1 / sqrt(D)``.
-        window_size: How many keys before its own place a query sees.
+        window_size: Number of keys before its own position that a query attends to.
         softcap: As in :func:`attention`.
         sinks: As in :func:`attention`.
-        return_lse: Return the logarithms of the sums as well, as :func:`attention` does.
-        force_fused: Raise instead of using a route that copies the pages.
+        return_lse: Also return the log-sum-exp, as :func:`attention` does.
+        force_fused: Raise an error instead of using an engine that copies the pages.
         stream: Stream or device to run on.
 
     Returns:
         An array ``[B, H, Tq, Dv]`` in the dtype that q and the pages promote to; with ``return_lse`` a pair.
 
     Raises:
-        ValueError: The shapes, an option or the dtype do not fit, or ``force_fused`` is set and the kernel does not take the case.
-        TypeError: An argument is no MLX array.
+        ValueError: Shapes, dtypes or an option do not fit, or ``force_fused`` is set and the kernel does not support the call.
+        TypeError: An argument is not an MLX array.
 
-    Up to 32 queries are decoded as :func:`attention` does, in pages of a multiple of 16 keys. Everything else copies the pages in order
-    first.
+    Up to 32 queries run in the decode kernel of :func:`attention`, with pages of a multiple of 16 keys. Other calls copy the pages into
+    contiguous memory first.
     """
     require_arrays("paged_attention", q=q, k_pages=k_pages, v_pages=v_pages, block_table=block_table, lengths=lengths)
     dtype = _dtype(q.shape, k_pages.shape, v_pages.shape, q.dtype, k_pages.dtype, v_pages.dtype)
@@ -146,25 +148,25 @@ def paged_cache_update(
     *,
     stream: StreamOrDevice = None,
 ) -> UpdateCall:
-    """The pages with the last keys and values of each sequence written into them.
+    """Write the last keys and values of each sequence into a paged KV cache.
 
     Args:
         k_pages: Keys of all sequences, ``[pages, Hkv, page_size, D]``.
-        v_pages: Values, ``[pages, Hkv, page_size, Dv]``.
-        keys: New keys, ``[B, Hkv, T, D]``, for the places from ``lengths[b] - T`` up to ``lengths[b]``; those before place 0, and those
-            whose page is none, are dropped.
+        v_pages: Values of all sequences, ``[pages, Hkv, page_size, Dv]``.
+        keys: New keys, ``[B, Hkv, T, D]``, for the positions from ``lengths[b] - T`` up to ``lengths[b]``. Negative positions, and those
+            without a page, are dropped.
         values: New values, ``[B, Hkv, T, Dv]``.
         block_table: int32 ``[B, n]``, as in :func:`paged_attention`; two sequences must not write to the same page.
-        lengths: int32 ``[B]``, those after the update.
+        lengths: int32 ``[B]``, the lengths after the update.
         stream: Stream or device to run on.
 
     Returns:
-        The new pages of keys and of values. They use the memory of the old pages if nothing else holds these, except a
-        :func:`paged_attention` that is still under way on the same stream. Assign them to the same names.
+        The new pages of keys and of values. They reuse the memory of the old pages if nothing else refers to them, except a
+        :func:`paged_attention` that is still running on the same stream. Assign them to the same names.
 
     Raises:
-        ValueError: The shapes or dtypes do not fit.
-        TypeError: An argument is no MLX array.
+        ValueError: Shapes or dtypes do not fit.
+        TypeError: An argument is not an MLX array.
     """
     name = "paged_cache_update"
     require_arrays(name, k_pages=k_pages, v_pages=v_pages, keys=keys, values=values, block_table=block_table, lengths=lengths)
@@ -226,7 +228,7 @@ def _placement(operation: str, table: mx.array, lengths: mx.array, batch: int) -
 
 
 def in_order(pages: mx.array, table: mx.array) -> mx.array:
-    """The pages of each sequence one after another, ``[B, Hkv, n * page_size, D]``; what is no page gives any."""
+    """Copy the pages of each sequence into contiguous memory, ``[B, Hkv, n * page_size, D]``; unused entries are arbitrary."""
     count, heads, size, dim = pages.shape
     if count == 0:
         return mx.zeros((table.shape[0], heads, 0, dim), pages.dtype)
@@ -235,7 +237,7 @@ def in_order(pages: mx.array, table: mx.array) -> mx.array:
 
 
 def _written(pages: mx.array, new: mx.array, table: mx.array, ends: mx.array) -> mx.array:
-    """The pages after the new rows; dropped ones go to a spare page."""
+    """Return the pages after the update; dropped tokens are written to a spare page."""
     count, heads, size, dim = pages.shape
     steps = new.shape[2]
     place = ends[:, None] - steps + mx.arange(steps)

@@ -1,4 +1,4 @@
-"""Attention to keys and values in MLX's quantised formats."""
+"""Attention over a KV cache in MLX's quantized formats."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class QuantizedAttentionCall(AnyAttentionCall):
             return native.module(self.stream).quantized_attention_kernel(*self._operands(), self.stream, self.table)
 
     def _values(self, of: Packed) -> mx.array:
-        """What is packed, in the queries' dtype."""
+        """Return the dequantized cache in the dtype of the queries."""
         w, scales, biases = of
         if self.table is not None:
             w, scales = in_order(w, self.table), in_order(scales, self.table)
@@ -116,37 +116,38 @@ def quantized_attention(
     softcap: float | None = None, sinks: mx.array | None = None, lengths: mx.array | None = None, left_padding: mx.array | None = None,
     block_table: mx.array | None = None, return_lse: bool = False, force_fused: bool = False, stream: StreamOrDevice = None,
 ) -> mx.array | tuple[mx.array, mx.array]:  # fmt: skip
-    """:func:`attention` to keys and values as :func:`mlx.core.quantize` gives them: "KIVI" (arXiv:2402.02750) is about what they lose.
+    """Compute :func:`attention` over a quantized KV cache, as :func:`mlx.core.quantize` returns it.
+
+    Source: "KIVI" (arXiv:2402.02750), on the loss of accuracy.
 
     Args:
         q: Queries, ``[B, H, Tq, D]``.
-        k: Keys ``[B, Hkv, Tk, D]`` as ``(packed, scales, biases)``, or without biases where the mode has none.
-        v: Values ``[B, Hkv, Tk, Dv]`` likewise.
-        group_size: Numbers that share a scale; default that of the mode.
-        bits: Bits of a number; default that of the mode.
+        k: Keys ``[B, Hkv, Tk, D]`` as ``(packed, scales, biases)``, or without biases if the mode has none.
+        v: Values ``[B, Hkv, Tk, Dv]`` in the same form.
+        group_size: Values that share a scale; default: that of the mode.
+        bits: Bits of a value; default: that of the mode.
         mode: ``"affine"``, ``"mxfp4"``, ``"mxfp8"`` or ``"nvfp4"``.
         scale: As in :func:`attention`.
         mask: As in :func:`attention`; with ``block_table`` only ``"causal"``, which is the default then.
         window_size: As in :func:`attention`.
         softcap: As in :func:`attention`.
         sinks: As in :func:`attention`.
-        lengths: As in :func:`attention`; needed with ``block_table``.
+        lengths: As in :func:`attention`; required with ``block_table``.
         left_padding: As in :func:`attention`.
-        block_table: int32 ``[B, n]``: k and v are pages ``[pages, Hkv, page_size, D]``, as those of :func:`paged_attention`.
+        block_table: int32 ``[B, n]``: k and v are pages ``[pages, Hkv, page_size, D]``, as in :func:`paged_attention`.
         return_lse: As in :func:`attention`.
-        force_fused: Raise instead of using a route that writes the ``[Tq, Tk]`` scores to memory.
+        force_fused: Raise an error instead of using an engine that writes the ``[Tq, Tk]`` scores to memory.
         stream: Stream or device to run on.
 
     Returns:
-        An array ``[B, H, Tq, Dv]`` of q's dtype; with ``return_lse`` a pair, as :func:`attention` gives it.
+        An array ``[B, H, Tq, Dv]`` of q's dtype; with ``return_lse`` a pair, as from :func:`attention`.
 
     Raises:
-        ValueError: The parts of k or v do not belong together; and as :func:`attention`.
-        TypeError: An argument is no MLX array, or k or v no tuple.
+        ValueError: The parts of k or v do not match, or as :func:`attention`.
+        TypeError: An argument is not an MLX array, or k or v is not a tuple.
 
-    Few queries, up to 64 that share a kv head, read keys and values once, as they are packed: 4 and 8 bits, head_dims a multiple of 32 up
-    to 256, pages of a multiple of 16 keys, on GPUs of compute capability 8.0 and newer. Others are :func:`attention` to the dequantised
-    keys and values.
+    Up to 64 queries that share a KV head run in a kernel that reads the quantized cache: 4 and 8 bits, head sizes a multiple of 32 up to
+    256, pages of a multiple of 16 keys, compute capability 8.0 or newer. Other calls dequantize the cache and run :func:`attention`.
     """
     (k_numbers, k_scales, k_biases), (v_numbers, v_scales, v_biases) = _parts("k", k), _parts("v", v)
     return attend(
@@ -164,7 +165,7 @@ def attend(
     left_padding: mx.array | None = None, block_table: mx.array | None = None, force_fused: bool = False, stream: StreamOrDevice = None,
     **options: Any,
 ) -> QuantizedAttentionCall:  # fmt: skip
-    """:func:`quantized_attention` to keys and values in their parts."""
+    """:func:`quantized_attention` with the parts of keys and values as separate arguments."""
     operation = "quantized_attention"
     on = resolve(stream)
     with mx.stream(on):
@@ -202,7 +203,7 @@ def attend(
 
 
 def prepare(q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...], **options: Any) -> QuantizedAttentionCall:
-    """A call of :func:`quantized_attention`, whose cache is that of :func:`attend`."""
+    """Prepare a call of :func:`quantized_attention`, which shares the dispatch cache of :func:`attend`."""
     (k_numbers, k_scales, k_biases), (v_numbers, v_scales, v_biases) = _parts("k", k), _parts("v", v)
     return attend.prepare(q, k_numbers, k_scales, v_numbers, v_scales, k_biases=k_biases, v_biases=v_biases, **options)
 
@@ -211,7 +212,7 @@ vars(quantized_attention).update(prepare=prepare)
 
 
 def _parts(name: str, of: Any) -> Packed:
-    """The packed numbers of keys or values, their scales, and their biases where there are such."""
+    """Split keys or values into packed values, scales and biases, if any."""
     if not isinstance(of, (tuple, list)) or len(of) not in {2, 3}:
         raise WrongType(f"[quantized_attention] {name} must be a tuple (packed, scales, biases), got {type(of).__name__}.")
     w, scales, biases = (*of, None)[:3]
@@ -219,7 +220,7 @@ def _parts(name: str, of: Any) -> Packed:
 
 
 def _packed(name: str, of: Any, group_size: int | None, bits: int | None, mode: str) -> tuple[Packed, Format, tuple[int, ...]]:
-    """Keys or values in their parts, how they are quantised, and their shape."""
+    """Return the parts of keys or values, their quantization, and their unpacked shape."""
     operation = "quantized_attention"
     w, scales, biases = _parts(name, of)
     require_arrays(operation, ("biases",), **{name: w, "scales": scales, "biases": biases})

@@ -1,4 +1,4 @@
-"""Attention of sequences packed one after another, without padding."""
+"""Attention over a ragged batch (varlen): sequences packed one after another, without padding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class VarlenKeywords(Keywords, total=False):
 
 
 class Packing(NamedTuple):
-    """Where the sequences lie: int32 ``[sequences + 1]`` each, and the most queries and keys of one."""
+    """The offsets of the sequences, int32 ``[sequences + 1]`` each, and the most queries and keys of one."""
 
     cu_q: mx.array
     cu_k: mx.array
@@ -66,7 +66,7 @@ class VarlenCall(AnyAttentionCall):
         if self.choice.engine == "flash":
             return _fused(q, k, v, packing, options, self.stream)
         if self.force_fused:
-            raise WrongValue(f"[attention_varlen] force_fused is set, but no fused kernel takes this case: {self.choice.reason}")
+            raise WrongValue(f"[attention_varlen] force_fused is set, but no fused kernel supports this call: {self.choice.reason}")
         return padded(q, k, v, packing, options, self.stream)
 
 
@@ -110,35 +110,36 @@ def attention_varlen(
     force_fused: bool = False,
     stream: StreamOrDevice = None,
 ) -> VarlenCall:
-    """:func:`attention` within each of several sequences, which lie one after another.
+    """Compute :func:`attention` within each sequence of a ragged batch (varlen), packed without padding.
 
     Args:
-        q: Queries, ``[total_q, H, D]``: sequence s has the rows from ``cu_seqlens_q[s]`` up to ``cu_seqlens_q[s + 1]``.
-        k: Keys, ``[total_k, Hkv, D]``, likewise.
-        v: Values, ``[total_k, Hkv, Dv]``.
-        cu_seqlens_q: int32 ``[sequences + 1]``, rising from 0 to total_q at most; a sequence may be empty.
-        cu_seqlens_k: Likewise for k and v, to total_k at most.
+        q: Queries, ``[total_q, H, D]``: sequence s is ``q[cu_seqlens_q[s]:cu_seqlens_q[s + 1]]``.
+        k: Keys, ``[total_k, Hkv, D]``, split by ``cu_seqlens_k``.
+        v: Values, ``[total_k, Hkv, Dv]``, split by ``cu_seqlens_k``.
+        cu_seqlens_q: int32 ``[sequences + 1]``, increasing from 0 to at most total_q; sequences may be empty.
+        cu_seqlens_k: int32 ``[sequences + 1]``, increasing from 0 to at most total_k.
         max_seqlen_q: The most queries of one sequence, or more.
         max_seqlen_k: The most keys of one sequence, or more.
         scale: Factor of the scores; default ``1 / sqrt(D)``.
-        mask: None, or ``"causal"``: the last query of a sequence sees all its keys, the one before all but one, and so on.
-        window_size: As in :func:`attention`, by places within a sequence.
+        mask: None, or ``"causal"``, aligned to the end of each sequence: its last query attends to all its keys.
+        window_size: As in :func:`attention`, by positions within a sequence.
         softcap: As in :func:`attention`.
         sinks: As in :func:`attention`.
-        return_lse: Return the logarithms of the sums as well, in float32 ``[H, total_q]``.
-        force_fused: Raise instead of using a route that pads the sequences.
+        return_lse: Also return the log-sum-exp, as float32 ``[H, total_q]``.
+        force_fused: Raise an error instead of using an engine that pads the sequences.
         stream: Stream or device to run on.
 
     Returns:
-        An array ``[total_q, H, Dv]`` in the dtype that q, k and v promote to; with ``return_lse`` a pair. Rows that belong to no sequence,
-        and queries that see no key, are zeros (and minus infinity).
+        An array ``[total_q, H, Dv]`` in the dtype that q, k and v promote to; with ``return_lse`` a pair. Queries of no sequence, and fully
+        masked ones, are zeros (log-sum-exp: minus infinity).
 
     Raises:
-        ValueError: The shapes, an option or the dtype do not fit, or ``force_fused`` is set and the flash kernel does not take the case.
-        TypeError: An argument is no MLX array.
+        ValueError: Shapes, dtypes or an option do not fit, or ``force_fused`` is set and the FlashAttention kernel does not support the
+            call.
+        TypeError: An argument is not an MLX array.
 
-    Where :func:`attention` would use our flash kernel for an array mask, that reads the sequences where they lie. Everything else, and
-    gradients, go through :func:`attention` on padded sequences; no route waits for the lengths on the host.
+    mlx-cuda's FlashAttention kernel reads the packed sequences in the cases in which :func:`attention` uses it for an array mask. Other
+    calls, and gradients, run :func:`attention` on padded sequences. No engine synchronizes with the CPU.
     """
     require_arrays("attention_varlen", q=q, k=k, v=v)
     dtype = _dtype(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
@@ -182,7 +183,7 @@ def _packing(cu_q: mx.array, cu_k: mx.array, max_q: int, max_k: int) -> Packing:
 
 
 def _fused(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> list[mx.array]:
-    """The flash kernel, differentiated as the same on padded sequences."""
+    """Run the FlashAttention kernel; its gradients are those of padded sequences."""
 
     def forward(q: mx.array, k: mx.array, v: mx.array, sinks: mx.array | None = None) -> list[mx.array]:
         results = native.module(stream).flash_varlen(q, k, v, *packing, options._replace(sinks=sinks), stream)
@@ -202,9 +203,9 @@ def _fused(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Opt
 
 
 def padded(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Options, stream: mx.Stream) -> list[mx.array]:
-    """Through sequences of equal length, with their lengths known to the device alone.
+    """Run attention on padded sequences, whose lengths only the device knows.
 
-    Queries end at the padded end and keys begin at the beginning, as :func:`attention` takes ragged lengths.
+    Queries are aligned to the padded end and keys to the beginning, as :func:`attention` expects ragged lengths.
     """
     cu_q, cu_k, max_q, max_k = packing
     place = mx.arange(max_q)
@@ -230,7 +231,7 @@ def padded(q: mx.array, k: mx.array, v: mx.array, packing: Packing, options: Opt
 
 
 def _gather(packed: mx.array, rows: mx.array, there: mx.array) -> mx.array:
-    """The rows ``[sequences, n]`` of ``[total, H, D]`` as ``[sequences, H, n, D]``, zeros where there are none."""
+    """Gather the tokens ``[sequences, n]`` of ``[total, H, D]`` as ``[sequences, H, n, D]``, with zeros as padding."""
     total, heads, dim = packed.shape
     if total == 0:
         return mx.zeros((rows.shape[0], heads, rows.shape[1], dim), packed.dtype)

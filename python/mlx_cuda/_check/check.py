@@ -9,27 +9,27 @@ from collections.abc import Callable
 from . import judge, processes
 from .forms import ModelCheck, Side, SideName, Task
 
-SHOWN = {"upstream": "MLX by itself", "patched": "with patch()", "float32": "in float32"}
+SHOWN = {"upstream": "MLX alone", "patched": "with patch()", "float32": "in float32"}
 
 
 def check(model: str | os.PathLike[str], *, quick: bool = False, progress: Callable[[float, str], None] | None = None) -> ModelCheck:
-    """Run a model with and without :func:`patch`, and say whether both give the same words, how fast, and which kernels ran.
+    """Run a model with and without :func:`patch`, and compare results, speed and kernels.
 
     Args:
-        model: The folder of a model, or a name, as mlx-lm loads it.
-        quick: Whether to measure less, for a first answer.
-        progress: Called with the share that is done, and what comes next.
+        model: A model folder, or a name on Hugging Face, as mlx-lm loads it.
+        quick: Use shorter texts and fewer answers.
+        progress: Called with the share that is done, from 0 to 1, and the next step.
 
     Returns:
-        What ``python -m mlx_cuda check`` prints. ``ok`` is false where a result under :func:`patch` is wrong.
+        A :class:`ModelCheck`, as ``python -m mlx_cuda check`` prints it. ``ok`` is false if a result with :func:`patch` is wrong.
 
     Raises:
         ImportError: mlx-lm is not installed.
-        ValueError: mlx-lm does not load the model; the message names a cure.
-        RuntimeError: The model does not run by MLX itself.
+        ValueError: mlx-lm cannot load the model; the message names a fix.
+        RuntimeError: The model does not run on MLX alone.
 
-    Three processes run one after the other: MLX by itself, the same with :func:`patch`, and the model in float32, which says where tokens
-    differ whether that is a tie. Arrays that this process has on the GPU stay there meanwhile.
+    Three processes run one after the other: MLX alone, MLX with :func:`patch`, and the model in float32, which judges differing tokens.
+    Arrays that this process has on the GPU stay there.
     """
     began, name = time.perf_counter(), os.fspath(model)
     processes.require_mlx_lm()
@@ -37,7 +37,7 @@ def check(model: str | os.PathLike[str], *, quick: bool = False, progress: Calla
     run = _Runs(name, quick=quick, progress=progress or (lambda *_: None))
     upstream = run("upstream")
     if failed := upstream["errors"].get("prompt"):
-        raise RuntimeError(f"[check] MLX by itself does not run the model: {failed}\n  cure: python -m mlx_lm generate --model {name}")
+        raise RuntimeError(f"[check] The model does not run on MLX alone: {failed}\n  fix: python -m mlx_lm generate --model {name}")
     crashes: dict[SideName, str] = {}
     patched, float32 = run.or_crash("patched", crashes), run.or_crash("float32", crashes)
     run.progress(1.0, "")
@@ -45,7 +45,7 @@ def check(model: str | os.PathLike[str], *, quick: bool = False, progress: Calla
 
 
 class _Runs:
-    """The processes that have run, and how far that is."""
+    """The processes that have run, and their progress."""
 
     def __init__(self, model: str, *, quick: bool, progress: Callable[[float, str], None]) -> None:
         self.progress, self._done = progress, 0
@@ -61,11 +61,11 @@ class _Runs:
         try:
             found = processes.run({**self._task, "side": side}, begin)
         except processes.CannotLoad as error:
-            cure = processes.cure_of(self._task["model"], str(error))
-            raise ValueError(f"[check] mlx-lm does not load {self._task['model']}: {error}\n  cure: {cure}") from error
+            fix = processes.fix_of(self._task["model"], str(error))
+            raise ValueError(f"[check] mlx-lm does not load {self._task['model']}: {error}\n  fix: {fix}") from error
         except processes.SideFailed as error:
             if side == "upstream":
-                raise RuntimeError(f"[check] MLX by itself does not run the model: {error}\n  cure: python -m mlx_cuda doctor") from error
+                raise RuntimeError(f"[check] The model does not run on MLX alone: {error}\n  fix: python -m mlx_cuda doctor") from error
             raise
         finally:
             self._done = first + processes.PARTS[side]
@@ -74,7 +74,7 @@ class _Runs:
         return found
 
     def or_crash(self, side: SideName, crashes: dict[SideName, str]) -> Side:
-        """The same; nothing where the process has ended without a result, which is a finding."""
+        """Run a side; return nothing, and report the crash, if its process ended without a result."""
         try:
             return self(side)
         except (processes.SideFailed, ValueError) as error:

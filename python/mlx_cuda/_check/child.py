@@ -1,4 +1,4 @@
-"""One process of a check: it loads the model, measures its side, and prints what it has found as JSON."""
+"""One process of a check: it loads the model, measures its side, and prints the results as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .processes import CannotLoad
 
 
 def main(task: Task) -> None:
-    """Do the task; whatever libraries print goes to stderr meanwhile."""
+    """Run the task; output of libraries goes to stderr."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
 
@@ -30,7 +30,7 @@ def main(task: Task) -> None:
 
 
 def run(task: Task, begin: Callable[[str], None]) -> Side:
-    """What one side has measured. ``begin`` is told each part; one that fails is an error of its own, as the others are worth knowing."""
+    """Measure one side. ``begin`` is called before each part; a part that fails is reported, and the others still run."""
     begin("load")
     if task["side"] == "patched":
         importlib.import_module(str(__package__).partition(".")[0]).patch()
@@ -61,7 +61,7 @@ def _side(model: Any, tokenizer: Any, task: Task) -> Any:
 
 
 def load(task: Task) -> tuple[Any, Any]:
-    """A model, and of the first side its tokenizer: the others have its tokens, and know the folder that a name stands for."""
+    """Load the model, and for the first side its tokenizer: the other sides get its tokens and its folder."""
     folder = Path(task["upstream"].get("folder", ""))
     try:
         if folder.name and folder.is_dir():
@@ -73,7 +73,7 @@ def load(task: Task) -> tuple[Any, Any]:
 
 
 def about(model: Any) -> dict[str, str]:
-    """Which versions ran where, and of which kind the model is."""
+    """Return the versions, the device and the kind of the model."""
     import mlx.core as mx
     from mlx.utils import tree_flatten
 

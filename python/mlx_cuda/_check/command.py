@@ -16,19 +16,18 @@ def add_to(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "check",
         help="compare a model with and without patch(): results, speed, memory",
-        description="Run a model of mlx-lm with and without mlx_cuda.patch(), in processes of their own, one after the other. Compare "
-        "perplexity, greedy tokens, speed and memory, decide by float32 which differences are rounding, and say which kernels ran. "
-        "Nothing else should run on the GPU meanwhile.",
-        epilog="Exit codes: 0 nothing is wrong, 1 something is, 2 usage, or a model that cannot be loaded.",
+        description="Run a model of mlx-lm with and without mlx_cuda.patch(), in separate processes. Compare perplexity, greedy tokens, "
+        "speed and memory, use fp32 to tell rounding from errors, and print which kernels ran. Nothing else should run on the GPU.",
+        epilog="Exit codes: 0 results agree, 1 a result is wrong, 2 usage error, or the model cannot be loaded.",
     )
-    parser.add_argument("model", metavar="MODEL", help="the folder of a model, or a name, as mlx-lm loads it")
-    parser.add_argument("--quick", action="store_true", help="measure less")
-    parser.add_argument("--json", action="store_true", help="print what is found as JSON")
+    parser.add_argument("model", metavar="MODEL", help="a model folder, or a name on Hugging Face, as mlx-lm loads it")
+    parser.add_argument("--quick", action="store_true", help="shorter texts, fewer answers")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table, or the same for a machine; 1 when something is wrong."""
+    """Print the results as a table or JSON; return 1 if one is wrong."""
     try:
         found = check(args.model, quick=args.quick, progress=bar(sys.stderr))
     except (ImportError, ValueError, RuntimeError) as error:

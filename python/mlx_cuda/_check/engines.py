@@ -1,4 +1,4 @@
-"""Which engines the calls of a prompt get while MLX is patched, and why."""
+"""The engines of prefill while MLX is patched, with the reasons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MATMULS: tuple[Any, ...] = (quantized_matmul, gather_mm, gather_qmm)
 
 
 class Watched(NamedTuple):
-    """A function that :func:`mlx_cuda.patch` replaces, and who computes a call of it."""
+    """A function that :func:`mlx_cuda.patch` replaces, and how its engine is chosen."""
 
     owner: Any
     name: str
@@ -59,7 +59,7 @@ def _prepared(owner: Any, name: str, prepare: Callable[..., Call[Any]]) -> Watch
 
 
 def watched() -> list[Watched]:
-    """Those of MLX, and of mlx-lm's modules that have been imported."""
+    """Return those of MLX, and of imported modules of mlx-lm."""
     of_mlx = [
         _prepared(mx.fast, "scaled_dot_product_attention", attention.prepare),
         Watched(mx.fast, "gated_delta_update", _gated_delta),
@@ -84,7 +84,7 @@ def _chosen(of: Watched, arguments: tuple[Any, ...], options: dict[str, Any]) ->
 
 @contextlib.contextmanager
 def captured() -> Iterator[Callable[[], list[Calls]]]:
-    """Count calls, by whom and why; what is given says so at the end."""
+    """Count calls by engine and reason; the returned function lists them."""
     found: Counter[tuple[str, str, str]] = Counter()
 
     def counting(each: Watched, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,14 +108,14 @@ def captured() -> Iterator[Callable[[], list[Calls]]]:
 
 
 def unpatched_call(model: Any) -> Callable[..., Any]:
-    """A model's own code, which captures no step."""
+    """Return a model's own code, which captures no step."""
     function = type(model).__call__
     own = getattr(function, "unpatched", function)
     return lambda *arguments, **options: own(model, *arguments, **options)
 
 
 def unused() -> str:
-    """Why no kernel of ours can run here, or nothing."""
+    """Return why no kernel of mlx-cuda can run here, or an empty string."""
     if not native.on_cuda() or mx.default_device().type != mx.gpu:
         return "MLX offers no CUDA GPU here"
     engine = native.engine(mx.default_stream(mx.gpu))
@@ -125,13 +125,13 @@ def unused() -> str:
 
 
 def is_broken() -> bool:
-    """Whether there is a GPU, and the kernels could not be loaded."""
+    """Return whether there is a GPU and the kernels could not be loaded."""
     return native.on_cuda() and isinstance(native.engine(mx.default_stream(mx.gpu)), str)
 
 
 @contextlib.contextmanager
 def counted_steps(model: Any, where: str, taken: int, steps: list[Steps]) -> Iterator[None]:
-    """Add how many of the steps taken meanwhile were captured ones, and what these consist of or why not; nothing without a model."""
+    """Count decode steps and graph launches, with what the graph consists of or why there is none; nothing without a model."""
     before = 0 if model is None else decoding_of(model).replayed
     yield
     if model is not None:

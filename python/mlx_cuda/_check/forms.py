@@ -1,4 +1,4 @@
-"""What the processes of a check tell each other, as JSON, and what a check finds, as dataclasses."""
+"""The JSON that the processes of a check exchange, and its results as dataclasses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Status = Literal["ok", "warn", "fail", "skip"]
 
 
 class Passage(TypedDict):
-    """Of each position of a text: the negative log-likelihood of its next token, and the logits of a few tokens."""
+    """For each position of a text: the negative log-likelihood of the next token, and the logits of a few tokens."""
 
     nll: list[float]
     ids: list[list[int]]
@@ -18,7 +18,7 @@ class Passage(TypedDict):
 
 
 class Answer(TypedDict):
-    """The greedy tokens after a prompt. ``ids`` and ``values`` as of a passage; none of the patched side."""
+    """The greedy tokens after a prompt. ``ids`` and ``values`` as in a passage; not for the patched side."""
 
     prompt: list[int]
     tokens: list[int]
@@ -27,7 +27,7 @@ class Answer(TypedDict):
 
 
 class Judged(TypedDict):
-    """Of an answer in float32: the logits of the same tokens, and how far each token lies below the best one, of both sides."""
+    """An answer in float32: the logits of the same tokens, and how far each token of both sides is below the maximum."""
 
     values: list[list[float]]
     upstream: list[float]
@@ -35,7 +35,7 @@ class Judged(TypedDict):
 
 
 class Steps(TypedDict):
-    """How many decode steps one part of the check took, and how many of them were launches of a captured CUDA graph."""
+    """The number of decode steps in one part of the check, and how many of them were launches of a captured CUDA graph."""
 
     where: str
     taken: int
@@ -44,7 +44,7 @@ class Steps(TypedDict):
 
 
 class Calls(TypedDict):
-    """How often a function of MLX or mlx-lm was called for the same reason, and who computes that."""
+    """The number of calls of a function of MLX or mlx-lm with the same engine and reason."""
 
     function: str
     engine: str
@@ -54,7 +54,7 @@ class Calls(TypedDict):
 
 
 class Side(TypedDict, total=False):
-    """What one process has measured; ``errors``: of parts that failed, by their names."""
+    """The measurements of one process; ``errors``: those of parts that failed, by name."""
 
     about: dict[str, str]
     folder: str  # that the model was loaded from
@@ -67,13 +67,13 @@ class Side(TypedDict, total=False):
     memory: dict[str, int]
     steps: list[Steps]
     calls: list[Calls]
-    unused: str  # why no kernel of ours can run, or nothing
+    unused: str  # why no kernel of mlx-cuda can run, or nothing
     broken: bool  # whether one should
     errors: dict[str, str]
 
 
 class Task(TypedDict):
-    """What a process is asked to do; ``upstream`` and ``patched``: what the processes before it have measured."""
+    """The task of a process; ``upstream`` and ``patched``: the measurements of the processes before it."""
 
     side: SideName
     model: str
@@ -84,7 +84,7 @@ class Task(TypedDict):
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table. Numbers are those of MLX by itself, under :func:`mlx_cuda.patch`, and in float32, where there are any."""
+    """A row of the table. Numbers are those of MLX alone, with :func:`mlx_cuda.patch`, and in float32, if measured."""
 
     name: str
     status: Status
@@ -97,10 +97,10 @@ class Row:
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """What :func:`mlx_cuda.check` has found. ``ok``: no row has the status "fail".
+    """The result of :func:`mlx_cuda.check`. ``ok``: no row has the status "fail".
 
-    ``about`` says which model, versions and device; ``calls`` which engines the functions of a prompt got, ``steps`` whether decode steps
-    were launched as CUDA graphs, both with the reason.
+    ``about`` has the model, versions and device, ``calls`` the engines of prefill, and ``steps`` whether decode steps were launched as CUDA
+    graphs, both with the reason.
     """
 
     model: str

@@ -18,20 +18,21 @@ MORE_ERROR, WRONG_ERROR = 1.1, 1.5  # times the error of MLX's logits: worth a w
 STANDARD_ERRORS = 3
 # Of the largest error that a difference of two of MLX's leading logits has: the largest that was seen is not the largest that there is.
 TIE = 1.5
-RESOLUTION = 1e-4  # of logits: what float32 itself does not tell apart
+RESOLUTION = 1e-4  # of logits: what float32 itself cannot tell apart
 SLOWER = 0.9  # times the speed: worth a warning
+NOT_JUDGED = "not judged, because float32 could not be computed"
 
 PASSAGES = {"prompt": "prompt", "steps": "decode steps", "cache": "8-bit KV cache"}
 ANSWERS = {"answers": "one request", "at once": "{count} requests at once"}
 
 
 def noise_of(values: Sequence[float]) -> float:
-    """How far their mean is off by chance: some standard errors."""
+    """Return the statistical error of the mean: some standard errors."""
     return STANDARD_ERRORS * stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def squared_errors(values: list[list[float]], float32: list[list[float]]) -> list[float]:
-    """At each position the mean square of the errors of logits; one that all of them share changes nothing, and does not count."""
+    """Return the mean square error of the logits at each position; a constant offset per position is ignored."""
     found = []
     for own, right in zip(values, float32, strict=True):
         errors = [a - b for a, b in zip(own, right, strict=True)]
@@ -41,7 +42,7 @@ def squared_errors(values: list[list[float]], float32: list[list[float]]) -> lis
 
 
 def largest_error(values: list[list[float]], float32: list[list[float]]) -> float:
-    """The largest error of a difference of two logits at one position."""
+    """Return the largest error of a difference of two logits at one position."""
     errors = ([a - b for a, b in zip(own, right, strict=True)] for own, right in zip(values, float32, strict=True))
     return max((spread for each in errors if math.isfinite(spread := max(each) - min(each))), default=0.0)
 
@@ -56,24 +57,24 @@ def is_finite(passage: Passage) -> bool:
 
 
 def judge_perplexity(name: str, theirs: Passage, ours: Passage, float32: Passage | None) -> Row:
-    """Wrong where it is further from float32's than MLX's is, and more than rounding explains."""
+    """Compare perplexity: it is wrong if it is further from float32's than MLX's by more than rounding explains."""
     right = float32 or theirs
     row = Row(name, "ok", perplexity(theirs["nll"]), perplexity(ours["nll"]), perplexity(float32["nll"]) if float32 else None)
     if not is_finite(theirs):
-        return replace(row, status="skip", note="NaN by MLX itself")
+        return replace(row, status="skip", note="NaN with MLX alone")
     if not is_finite(ours):
         return replace(row, status="fail", note="WRONG: NaN")
     of_theirs, of_ours = (abs(fmean(each["nll"]) - fmean(right["nll"])) for each in (theirs, ours))
-    # The noise of MLX's rounding: that of ours is not to make room for its own faults.
+    # The noise of MLX's rounding: mlx-cuda's own noise must not hide its errors.
     allowed = MORE_PERPLEXITY + noise_of([a - b for a, b in zip((theirs if float32 else ours)["nll"], right["nll"], strict=True)])
     if of_ours - of_theirs <= allowed:
         return row
-    note = f"WRONG: its logarithm is {of_ours:.3f} away, MLX's {of_theirs:.3f}, and rounding explains {allowed:.3f} more"
+    note = f"WRONG: log perplexity is {of_ours:.3f} from float32, MLX's {of_theirs:.3f}; rounding explains {allowed:.3f} more"
     return replace(row, status="fail", note=note)
 
 
 def judge_errors(name: str, theirs: Passage, ours: Passage, float32: Passage) -> Row:
-    """Wrong where errors of logits are larger than those of MLX, by their root mean square, and not by chance."""
+    """Compare the RMS error of logits: it is wrong if it exceeds MLX's by more than noise."""
     of_theirs, of_ours = (squared_errors(each["values"], float32["values"]) for each in (theirs, ours))
     row = Row(name, "ok", math.sqrt(fmean(of_theirs)), math.sqrt(fmean(of_ours)))
 
@@ -88,15 +89,15 @@ def judge_errors(name: str, theirs: Passage, ours: Passage, float32: Passage) ->
 
 
 def first_difference(theirs: list[int], ours: list[int]) -> int | None:
-    """The first place at which the tokens differ."""
+    """Return the first index at which the tokens differ."""
     return next((place for place, (a, b) in enumerate(zip(theirs, ours, strict=True)) if a != b), None)
 
 
 def judge_answers(name: str, theirs: list[Answer], ours: list[Answer], judged: list[Judged] | None, tie: float | None) -> Row:
-    """Wrong where a token lies further below the best one, in float32, than rounding explains.
+    """Compare greedy tokens: one is wrong if its float32 logit is further below the maximum than rounding explains.
 
-    Where both sides differ first, they have read the same, so both tokens are judged by the same logits; after that each goes on with a
-    text of its own, and is judged by its own.
+    At the first difference both sides share the same context, so one set of logits judges both. After it, each token is judged by the
+    logits of its own text. Without float32, differing tokens are not judged.
     """
     places = [first_difference(a["tokens"], b["tokens"]) for a, b in zip(theirs, ours, strict=True)]
     lengths = [len(each["tokens"]) for each in theirs]
@@ -107,7 +108,7 @@ def judge_answers(name: str, theirs: list[Answer], ours: list[Answer], judged: l
         return row
     note = f"{len(differing)} of {len(places)} answers differ, first at token {1 + min(place for _, place in differing)}"
     if judged is None or tie is None:
-        return replace(row, status="fail", note=f"float32, which decides, could not be computed: {note}")
+        return replace(row, status="warn", note=f"{NOT_JUDGED}: {note}")
     margins = []
     for at, place in differing:
         upstream, patched = judged[at]["upstream"], judged[at]["patched"] or judged[at]["upstream"]
@@ -120,7 +121,7 @@ def judge_answers(name: str, theirs: list[Answer], ours: list[Answer], judged: l
 
 
 def tie_of(upstream: Side, float32: Side) -> float | None:
-    """How far apart two tokens may be in float32 for 16 bits to choose either: by the errors of MLX itself, wherever they are known."""
+    """Return how far apart two float32 logits may be for 16 bits to choose either: from all known errors of MLX itself."""
     passages = [
         (upstream["passages"][name]["values"], right["values"]) for name, right in float32.get("passages", {}).items() if name != "cache"
     ]
@@ -134,13 +135,13 @@ def tie_of(upstream: Side, float32: Side) -> float | None:
 
 
 def _failed(name: str, upstream: Side, patched: Side, part: str) -> Row | None:
-    """A row for a part that failed on one side or both."""
+    """Return a row for a part that failed on one side or both."""
     theirs, ours = (side.get("errors", {}).get(part) for side in (upstream, patched))
     if theirs is not None and part not in upstream["passages"]:
-        return Row(name, "skip", note=f"nor without patch(): {theirs}" if ours is not None else f"only with patch(): {theirs}")
+        return Row(name, "skip", note=f"fails without patch() too: {theirs}" if ours is not None else f"runs only with patch(): {theirs}")
     if theirs is not None and ours == theirs:  # one of MLX's, which has something to be judged by nevertheless
-        return Row(name, "skip", note=f"nor without patch(): {theirs}")
-    return None if ours is None else Row(name, "fail", note=f"with patch() it fails: {ours}")
+        return Row(name, "skip", note=f"fails without patch() too: {theirs}")
+    return None if ours is None else Row(name, "fail", note=f"fails only with patch(): {ours}")
 
 
 def _speed(name: str, upstream: Side, patched: Side, part: str, key: str) -> Row:
@@ -166,7 +167,7 @@ def _results(upstream: Side, patched: Side, float32: Side) -> list[Row]:
             right = None
         row = judge_perplexity(name, *passages, right)
         if theirs := upstream["errors"].get(part):
-            instead = f"MLX's side attends to the same values in 16 bits, as its own fails: {theirs}"
+            instead = f"the MLX side uses the dequantized cache: {theirs}"
             row = replace(row, note="; ".join(filter(None, (row.note, instead))))
         rows.append(row)
         if right is not None and all(map(is_finite, passages)):
@@ -200,12 +201,12 @@ def _costs(upstream: Side, patched: Side) -> list[Row]:
 def judge(
     model: str, upstream: Side, patched: Side, float32: Side, *, quick: bool, seconds: float, crashes: dict[SideName, str]
 ) -> ModelCheck:
-    """The rows, and whether one of them is wrong. ``crashes``: of processes that ended without a result."""
+    """Return all rows, and whether one of them is wrong. ``crashes``: errors of processes that ended without a result."""
     rows = []
     if crashed := crashes.get("patched"):
         rows.append(Row("patch()", "fail", note=crashed))
     elif patched["unused"]:
-        shown = "python -m mlx_cuda doctor names the cure: " if patched["broken"] else "both sides are MLX's own: "
+        shown = "run python -m mlx_cuda doctor: " if patched["broken"] else "both sides are MLX: "
         rows.append(Row("kernels", "fail" if patched["broken"] else "skip", note=shown + patched["unused"]))
     if crashed := crashes.get("float32"):
         rows.append(Row("float32", "warn", note=f"could not be computed: {crashed}"))

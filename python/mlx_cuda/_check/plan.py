@@ -21,7 +21,7 @@ ROOM = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")  # in 
 
 @dataclass(frozen=True)
 class Plan:
-    """Counts of tokens, but for ``answers`` (prompts that are answered one by one), ``batch`` (at once) and ``runs`` (of a timing)."""
+    """Counts of tokens, except ``answers`` (prompts that are answered one by one), ``batch`` (at once) and ``runs`` (of a timing)."""
 
     text: int
     context: int  # before the first decode step

@@ -1,4 +1,4 @@
-"""The processes of a check, one after the other: each has the GPU for itself, and a crash of one is a finding, not the end."""
+"""The processes of a check, one after the other: each has the GPU for itself, and a crash is reported as a result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ main(task)
 """
 IN_FLOAT32 = {"MLX_ENABLE_TF32": "0"}  # of the reference alone; both sides multiply as the user's programs do
 KILLED = -9
-CURE_OF_FOLDERS = "give a folder with config.json, model*.safetensors and a tokenizer, or a name such as mlx-community/Qwen3-4B-4bit"
+FIX_OF_FOLDERS = "give a folder with config.json, model*.safetensors and a tokenizer, or a name such as mlx-community/Qwen3-4B-4bit"
 NOT_DOWNLOADED = ("HFValidation", "Repository", "LocalEntryNotFound", "Connect", "Offline", "HTTP")  # in the names of errors
 FULL = ("out of memory", "Unable to allocate", "allocation failed")  # in messages
 
@@ -35,37 +35,37 @@ class SideFailed(Exception):
 
 
 class CannotLoad(Exception):
-    """mlx-lm does not load the model."""
+    """mlx-lm cannot load the model."""
 
 
 def require_mlx_lm() -> None:
-    """An ImportError, with the cure, where mlx-lm is not installed."""
+    """Raise an ImportError, with the fix, unless mlx-lm is installed."""
     if importlib.util.find_spec("mlx_lm") is None:
-        raise ImportError("[check] mlx-lm, which loads and runs the model, is not installed.\n  cure: pip install mlx-lm")
+        raise ImportError("[check] mlx-lm is not installed.\n  fix: pip install mlx-lm")
 
 
 def require_model(model: str) -> None:
-    """A ValueError where no folder of a model is there, and the name cannot be another's either."""
+    """Raise a ValueError if the folder is not a model's, and the name cannot be one on Hugging Face."""
     path = Path(model)
     if path.exists() and not (path / "config.json").is_file():
-        raise ValueError(f"[check] {model} is not the folder of a model: it holds no config.json.\n  cure: {CURE_OF_FOLDERS}")
+        raise ValueError(f"[check] {model} is not a model folder: it has no config.json.\n  fix: {FIX_OF_FOLDERS}")
     if not path.exists() and (path.is_absolute() or model.startswith((".", "~")) or len(path.parts) > 2):
-        raise ValueError(f"[check] There is no folder {model}.\n  cure: {CURE_OF_FOLDERS}")
+        raise ValueError(f"[check] There is no folder {model}.\n  fix: {FIX_OF_FOLDERS}")
 
 
-def cure_of(model: str, error: str) -> str:
-    """What helps where mlx-lm does not load a model."""
+def fix_of(model: str, error: str) -> str:
+    """Return the fix if mlx-lm cannot load a model."""
     if "not supported" in error and "odel type" in error:
-        return "pip install -U mlx-lm, where a newer one knows this type of model"
+        return "pip install -U mlx-lm, if a newer version supports this model type"
     if any(words in error for words in FULL):
-        return "end other programs on this GPU, or give a model with fewer or packed weights"
+        return "end other programs on this GPU, or use a smaller or quantized model"
     if any(words in error for words in NOT_DOWNLOADED):
-        return f"see that the name is right and this machine may download it, or {CURE_OF_FOLDERS}"
-    return f"see what this says: python -m mlx_lm generate --model {model}"
+        return f"check the name and the permission to download it, or {FIX_OF_FOLDERS}"
+    return f"check whether this works: python -m mlx_lm generate --model {model}"
 
 
 def run(task: Task, begin: Callable[[str], None]) -> Side:
-    """What the process of one side has found; ``begin`` is told each part. It ends where this is interrupted."""
+    """Run the process of one side and return its measurements; ``begin`` is called before each part. An interrupt ends the process."""
     environment = os.environ | (IN_FLOAT32 if task["side"] == "float32" else {})
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         command = [sys.executable, *interpreter_options(), "-W", "ignore", "-c", CODE]
@@ -108,5 +108,5 @@ def _messages(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
 
 def _ending(returncode: int, errors: str) -> str:
     last = next((line for line in reversed(errors.strip().splitlines()) if line.strip()), "without a message")
-    killed = ", as by the system when memory is full" if returncode == KILLED else ""
+    killed = " (probably out of memory)" if returncode == KILLED else ""
     return f"the process ended with {returncode}{killed}: {last.strip()}"

@@ -1,7 +1,7 @@
-"""The same model in float32, by MLX's plainest operations: what both sides are judged by.
+"""The same model in float32, by MLX's basic operations: the reference of both sides.
 
-Its process runs with MLX_ENABLE_TF32=0, so products are float32 throughout. Packed weights are dequantized, each product for itself;
-16-bit matrices stay as they are and are promoted in the product, which is exact, so that the model takes hardly more memory than it did.
+Its process runs with MLX_ENABLE_TF32=0, so matmuls are float32 throughout. Quantized weights are dequantized for each matmul; 16-bit
+matrices are promoted in the matmul, which is exact, so the model takes hardly more memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .plan import Plan
 
 
 def widen(model: Any) -> None:
-    """Have a model of mlx-lm compute in float32, for the rest of the process."""
+    """Make a model of mlx-lm compute in float32, for the rest of the process."""
     nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
     _compute_by_dequantizing()
     for module in model.modules():
         own = {name: value for name, value in module.items() if isinstance(value, mx.array) and mx.issubdtype(value.dtype, mx.floating)}
         for name, value in own.items():
-            if value.ndim < 2 or isinstance(module, nn.Embedding):  # whose rows are no factors of a product
+            if value.ndim < 2 or isinstance(module, nn.Embedding):  # whose rows are no factors of a matmul
                 module[name] = value.astype(mx.float32)
     mx.eval(model.parameters())
 
@@ -60,7 +60,7 @@ def _compute_by_dequantizing() -> None:
 
 
 class Reference:
-    """What both sides have read and said, in float32."""
+    """The texts and answers of both sides in float32."""
 
     def __init__(self, model: Any, plan: Plan, upstream: Side, patched: Side) -> None:
         widen(model)
@@ -90,7 +90,7 @@ class Reference:
 
 
 def judge(model: Any, theirs: Answer, ours: Answer) -> Judged:
-    """Both sides' tokens after a prompt."""
+    """Judge the tokens of both sides after a prompt."""
     values, upstream = follow(model, theirs["prompt"], theirs["tokens"], theirs["ids"])
     same = ours["tokens"] == theirs["tokens"]
     patched = None if same else follow(model, ours["prompt"], ours["tokens"], theirs["ids"])[1]
@@ -98,7 +98,7 @@ def judge(model: Any, theirs: Answer, ours: Answer) -> Judged:
 
 
 def follow(model: Any, prompt: list[int], tokens: list[int], ids: list[list[int]]) -> tuple[list[list[float]], list[float]]:
-    """At each of these tokens the logits of some, and how far the token itself lies below the best."""
+    """Return, for each of these tokens, some logits and how far the token is below the maximum."""
     reading, begin = Reading(model, prompt + tokens, None), len(prompt) - 1
     reading.skip(0, begin)
     logits = model(reading.tokens[None, begin : begin + len(tokens)], cache=reading.cache)[0].astype(mx.float32)

@@ -1,4 +1,4 @@
-"""What a check has found, as a table and as JSON."""
+"""The results of a check, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import asdict
 from typing import Any
 
 from .forms import ModelCheck, Row
+from .judge import NOT_JUDGED
 
 HEADS = ("", "MLX", "patch()", "", "float32", "")
 
 
 def number(value: float | None, unit: str) -> str:
-    """With as many digits as say something."""
+    """Return a number with its significant digits."""
     if value is None:
         return ""
     if not math.isfinite(value):
@@ -34,7 +35,7 @@ def _cells(row: Row) -> list[str]:
 
 
 def table(rows: Iterable[Row]) -> list[str]:
-    """The rows below their heads; numbers to the right of their columns."""
+    """Return the lines of the table, numbers aligned to the right."""
     found = [(row.status, _cells(row)) for row in rows]
     widths = [max(len(cells[column]) for cells in (list(HEADS), *(cells for _, cells in found))) for column in range(len(HEADS) - 1)]
 
@@ -47,7 +48,7 @@ def table(rows: Iterable[Row]) -> list[str]:
 
 
 def render(check: ModelCheck) -> str:
-    """All of it, as text."""
+    """Return the whole check as text."""
     about = dict(check.about)
     versions = ", ".join(f"{name} {about.pop(name)}" for name in ("mlx-cuda", "mlx", "mlx-lm") if name in about)
     lines = [f"{check.model}: {about.get('model type', '')}, {about.get('weights', '')}", f"{versions}, on {about.get('device', '')}", ""]
@@ -56,17 +57,19 @@ def render(check: ModelCheck) -> str:
         lines += ["", "decode steps that were launches of a captured CUDA graph:"]
         lines += [f"  {each['where']}: {each['replayed']} of {each['taken']}; {each['reason']}" for each in check.steps]
     if check.calls:
-        lines += ["", "a prompt's calls:"]
+        lines += ["", "engines of prefill:"]
         for each in sorted(check.calls, key=lambda each: (each["function"], -each["count"])):
             who = f"{each['engine']}" if each["ours"] else "MLX's own"
             lines.append(f"  {each['count']} {each['function']}: {who}, {each['reason']}")
     failed = sum(row.status == "fail" for row in check.rows)
-    verdict = f"{failed} of {len(check.rows)} rows are wrong" if failed else "nothing is wrong"
+    unjudged = sum(row.note.startswith(NOT_JUDGED) for row in check.rows)
+    agree = f"no result is wrong, {unjudged} of {len(check.rows)} rows are not judged" if unjudged else "results agree"
+    verdict = f"{failed} of {len(check.rows)} rows are wrong" if failed else agree
     return "\n".join([*lines, "", f"{verdict} ({check.seconds:.0f} s)"])
 
 
 def _plain(value: Any) -> Any:
-    """Without NaN and infinities, which JSON does not have."""
+    """Replace NaN and infinities, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -75,5 +78,5 @@ def _plain(value: Any) -> Any:
 
 
 def as_json(check: ModelCheck) -> str:
-    """The dataclass as JSON; numbers that are not finite are null."""
+    """Return the dataclass as JSON; numbers that are not finite are null."""
     return json.dumps(_plain(asdict(check)), indent=2)

@@ -1,4 +1,4 @@
-"""The parts of a check that are measured with MLX by itself and with :func:`mlx_cuda.patch`, in their order."""
+"""The parts of a check that are measured with MLX alone and with :func:`mlx_cuda.patch`, in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .plan import Plan
 
 
 def prompts_for(tokenizer: Any, plan_: Plan) -> list[list[int]]:
-    """The prompts as tokens, in the form in which the model takes questions; of different lengths, none too long for it."""
+    """Return the prompts as tokens, in the model's chat template; of different lengths, none too long for it."""
     beginning = " ".join(plan.text().split(" ")[:400])
     prompts = []
     for question in [*plan.PROMPTS[:-1], plan.PROMPTS[-1] + beginning][: plan_.batch]:
@@ -25,7 +25,7 @@ def prompts_for(tokenizer: Any, plan_: Plan) -> list[list[int]]:
 
 
 class Measurement:
-    """What is measured of a model. ``upstream``: of the patched side, what the other one has found, which says where to look."""
+    """The measurements of a model. ``upstream``: for the patched side, those of the other side, which say where to look."""
 
     def __init__(self, model: Any, tokenizer: Any, plan_: Plan, upstream: Side | None) -> None:
         self.model, self.plan, self.upstream = model, plan_, upstream
@@ -58,7 +58,7 @@ class Measurement:
         self.found["passages"][name] = read(self.model, self.tokens, self.plan, ids, **options)
 
     def _cache(self) -> None:
-        """MLX has no kernel for some shapes of attention to quantized keys: then its side attends to the same values in 16 bits."""
+        """MLX has no kernel for some shapes of a quantized KV cache: then its side uses the dequantized cache."""
         try:
             self._read("cache", measure.read_steps, few=measure.quantized)
         except RuntimeError as error:
@@ -99,11 +99,11 @@ class Measurement:
         self.found["speeds"]["at once"], self.found["memory"]["at once"] = speed, peak
 
     def _counted(self, where: str, runs: int, tokens: int) -> Any:
-        """Each run begins with the last token of the prompt, and computes one token more than it gives."""
+        """Each run begins with the last token of the prompt, and computes one token more than it returns."""
         return engines.counted_steps(self.model if self.patched else None, where, runs * (tokens + 1), self.found["steps"])
 
     def _engines(self) -> None:
-        """Who computes a prompt's calls, and those of a decode step where no step was captured."""
+        """Record the engines of prefill, and those of a decode step if none was captured."""
         with engines.captured() as calls:
             reading = measure.Reading(self.model, self.tokens, None, call=engines.unpatched_call(self.model))
             reading.skip(0, self.plan.context)

@@ -1,6 +1,6 @@
-"""What every operation does first: resolve the stream, see that arrays are arrays, promote dtypes.
+"""The first steps of every operation: resolve the stream, check that arguments are arrays, promote dtypes.
 
-An operation costs a few microseconds of host time before its kernel is launched, so what depends on shapes and dtypes alone is cached.
+An operation has a few microseconds of CPU overhead before its kernel is launched, so results for shapes and dtypes are cached.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CACHED_SHAPES = 1024  # of each operation; a miss only costs the checks
 
 
 def resolve(stream: StreamOrDevice) -> mx.Stream:
-    """The stream that MLX's own operations would run on, given this argument."""
+    """Return the stream on which MLX's operations would run with this argument."""
     if stream is None:
         return mx.default_stream(mx.default_device())
     if isinstance(stream, mx.Stream):
@@ -44,7 +44,7 @@ def require_flags(operation: str, /, **flags: object) -> None:
 
 
 def check_array(operation: str, name: str, values: mx.array, shape: Shape, dtype: mx.Dtype) -> mx.array:
-    """An array of this shape and of the dtype; only integers for an integer dtype, and for another none."""
+    """Return an array of this shape, cast to the dtype. Integers are not cast to other types, nor other types to integers."""
     if isinstance(values, mx.array) and values.dtype == dtype and values.shape == shape:
         return values.astype(dtype)  # another handle, which a caller may change in place
     require_arrays(operation, **{name: values})
@@ -56,18 +56,18 @@ def check_array(operation: str, name: str, values: mx.array, shape: Shape, dtype
 
 
 def cast(array: mx.array, dtype: mx.Dtype, stream: mx.Stream) -> mx.array:
-    """The array in another dtype; itself where that is its own."""
+    """Return the array in another dtype, or itself if it has that dtype."""
     return array if array.dtype == dtype else array.astype(dtype, stream=stream)
 
 
 @cache
 def promoted(*dtypes: mx.Dtype) -> mx.Dtype:
-    """The dtype that these promote to."""
+    """Return the dtype that these promote to."""
     return mx.result_type(*dtypes)
 
 
 def dense_dtype(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
-    """The same for an operation that computes float16, bfloat16 and float32 alone."""
+    """Return the promoted dtype of an operation that supports only float16, bfloat16 and float32."""
     dtype = promoted(*dtypes)
     if not mx.issubdtype(dtype, mx.floating) or dtype == mx.float64:
         raise WrongValue(f"[{operation}] Only float16, bfloat16 and float32 are supported, got {dtype_text(*dtypes)}.")
@@ -76,15 +76,15 @@ def dense_dtype(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
 
 @cache
 def dtype_name(dtype: mx.Dtype) -> str:
-    """``"float16"`` for ``mlx.core.float16``."""
+    """Return ``"float16"`` for ``mlx.core.float16``."""
     return str(dtype).rpartition(".")[2]
 
 
 def dtype_text(*dtypes: mx.Dtype) -> str:
-    """The dtypes as a message names them: ``float16 and int32``."""
+    """Return the dtypes for a message: ``float16 and int32``."""
     return " and ".join(map(dtype_name, dtypes))
 
 
 def shape_text(*shapes: Shape) -> str:
-    """The shapes as MLX's own messages write them: ``(2,3) and (4,)``."""
+    """Return the shapes for a message, as MLX writes them: ``(2,3) and (4,)``."""
     return " and ".join("(" + ",".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")" for shape in shapes)

@@ -1,4 +1,4 @@
-"""What the rules of all operations say, and what they are made of."""
+"""Engines, and the parts of dispatch rules that all operations share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ EngineName = AttentionEngine | MatmulEngine | ElementwiseEngine | RecurrenceEngi
 HALF = ("float16", "bfloat16")
 NATIVE = (*HALF, "float32")
 SMALL_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))  # of 99 KiB for a block: too small for the widest heads
-OLDEST_GPU = (8, 0)  # of cuDNN's fused attention, and of the tensor core instruction of our own kernels
+OLDEST_GPU = (8, 0)  # of cuDNN's fused attention, and of the tensor core instruction of mlx-cuda's kernels
 
 
 class Gpu(NamedTuple):
-    """Where a call runs, as far as rules ask: a GPU with a native module, MLX's CUDA backend alone, or (no capability) neither."""
+    """The device of a call, for dispatch rules: a GPU with a native module, MLX's CUDA backend only, or (no capability) neither."""
 
     capability: tuple[int, int]
     absent: str = ""  # why there is no native module
@@ -28,31 +28,31 @@ class Gpu(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """Who computes the call, and the rule that says so: what speaks for the engine, or against those before it."""
+    """The engine of a call, and the reason: the rule that selected it, or that excluded the engines before it."""
 
     engine: EngineName
     reason: str
-    kernel: str = ""  # the device code's source and function, where a kernel of ours runs
+    kernel: str = ""  # the device code's source and function, where a kernel of mlx-cuda runs
 
 
 def first_reason(rules: tuple[tuple[bool, str], ...]) -> str:
-    """The reason of the first rule that applies, or none."""
+    """Return the reason of the first rule that applies, or an empty string."""
     return next((reason for applies, reason in rules if applies), "")
 
 
 def native_elementwise(dtype: str, sizes: tuple[int, ...]) -> bool:
-    """Whether the native kernels take this dtype and these sizes."""
+    """Return whether the native kernels support this dtype and these sizes."""
     return not against_native(dtype, sizes)
 
 
 def against_native(dtype: str, sizes: tuple[int, ...]) -> str:
-    """The first rule that speaks against that."""
+    """Return the first rule that excludes the native kernels."""
     return first_reason((
         (0 in sizes, "a dimension is 0"),
-        (dtype not in NATIVE, f"our kernels compute {', '.join(NATIVE)}, not {dtype}"),
+        (dtype not in NATIVE, f"mlx-cuda's kernels compute {', '.join(NATIVE)}, not {dtype}"),
     ))  # fmt: skip
 
 
 def sm(capability: tuple[int, int]) -> str:
-    """Such as sm_90."""
+    """Return a name such as sm_90."""
     return "sm_" + "".join(map(str, capability))

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import warnings
+
 
 class BackendError(ImportError):
-    """The native kernels cannot be used here.
+    """Raised if the native kernels or ``mlx.core`` cannot be used.
 
-    The text says which part is missing or wrong; ``cure`` is the line that helps, and is part of the text.
+    The message says what is missing or wrong and ends with ``fix``, the line that repairs it.
     """
 
-    def __init__(self, message: str, *, cure: str = "") -> None:
-        super().__init__(f"{message}\n  cure: {cure}" if cure else message)
-        self.cure = cure
+    def __init__(self, message: str, *, fix: str = "") -> None:
+        super().__init__(f"{message}\n  fix: {fix}" if fix else message)
+        self.fix = fix
+
+    @property
+    def cure(self) -> str:
+        """Return ``fix``, under its name before 0.32.4.1."""
+        warnings.warn("BackendError.cure is now BackendError.fix", DeprecationWarning, stacklevel=2)
+        return self.fix
 
 
 class Refused(Exception):
-    """An operation does not take these arguments: whoever stands in for MLX's function leaves such a call, and no other, to that."""
+    """Raised if an operation does not support the arguments. A replacement of an MLX function then calls MLX's own, and only then."""
 
 
 class WrongValue(Refused, ValueError):
-    """The shapes, dtypes or values of the arguments do not fit."""
+    """Raised if shapes, dtypes or values of the arguments do not fit."""
 
 
 class WrongType(Refused, TypeError):
-    """An argument is of another type."""
+    """Raised if an argument has the wrong type."""

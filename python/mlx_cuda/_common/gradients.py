@@ -1,4 +1,4 @@
-"""Functions whose gradients are given by another one."""
+"""Functions with custom gradients."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ R = TypeVar("R")
 
 
 def with_gradients(forward: Callable[P, R], backward: Callable[..., Any], tangents: Callable[..., Any] | None = None) -> Callable[P, R]:
-    """The first function, with the gradients that the second gives for its arguments, the cotangents and its results.
+    """Return the first function with gradients from the second, which gets its arguments, the cotangents and its results.
 
-    ``tangents`` gives those of its results for its arguments and their tangents, None where there are none. Without it MLX derives them.
+    ``tangents`` returns the tangents of the results for the arguments and their tangents (None: none). Without it MLX derives them.
     """
     function: Callable[..., Any] = forward
     call = mx.custom_function(function if tangents is None else lambda *arrays: function(*map(mx.stop_gradient, arrays)))

@@ -1,6 +1,6 @@
-"""The numbers at which one engine passes calls on to the next: measured on such a GPU, or else careful ones by its data sheet.
+"""Dispatch thresholds: measured on a GPU, or conservative defaults from its data sheet.
 
-They are in force for each compute capability; what follows from them is cached by :func:`by_limits` until others are put.
+They apply to a compute capability. Results that depend on them are cached by :func:`by_limits` until the thresholds change.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 Capability = tuple[int, int]
 
 R = TypeVar("R")
-Kind = Literal["affine 4", "affine 8", "fp4", "fp8"]  # of quantised weights: affine up to so many bits, and floats
+Kind = Literal["affine 4", "affine 8", "fp4", "fp8"]  # of quantized weights: affine up to so many bits, and floats
 KINDS: tuple[Kind, ...] = get_args(Kind)
 HOPPER = 9
 
 
 class Products(NamedTuple):
-    """The most rows of x that are given to an engine, by how the weights are stored."""
+    """The largest M of an engine, by weight format."""
 
-    small_m: int = 64  # the kernels that read each weight once
-    half_precision: int = 64  # likewise of 16-bit x and transposed weights, which other kernels take
-    not_transposed: int = 4  # likewise of weights that are not transposed
-    gathered: int = 64  # likewise in all, where each row names its own expert
-    upstream: int = 0  # beyond those, MLX's own kernel of transposed weights, before weights are dequantised
+    small_m: int = 64  # the small-M kernels, which read each weight once
+    half_precision: int = 64  # the same for 16-bit x and transposed weights
+    not_transposed: int = 4  # the same for weights that are not transposed
+    gathered: int = 64  # the same for MoE, in all tokens of a call
+    upstream: int = 0  # above these, MLX's kernel of transposed weights, before weights are dequantized
 
 
 class Attention(NamedTuple):
-    """The most queries of the heads that share a kv head, and engines."""
+    """The most queries that share a KV head, and engines."""
 
-    decode: int = 64  # of the decode kernel, where cuDNN takes the case as well
-    growing: int = 64  # likewise where there are more keys than queries
-    before_flash: int = 256  # likewise where our flash kernel takes the case, and cuDNN does not
-    chunks: Literal["flash", "cudnn"] = "flash"  # who takes many queries to more keys; cuDNN builds a plan for each number of keys
-    additive: Literal["flash", "mlx"] = "mlx"  # who takes additive masks
+    decode: int = 64  # of the decode kernel, if cuDNN supports the call too
+    growing: int = 64  # the same with more keys than queries
+    before_flash: int = 256  # the same if flash supports the call and cuDNN does not
+    chunks: Literal["flash", "cudnn"] = "flash"  # engine of chunked prefill; cuDNN builds a plan for each number of keys
+    additive: Literal["flash", "mlx"] = "mlx"  # engine of additive masks
 
 
 class DispatchThresholds(NamedTuple):
-    """All of them, for one kind of GPU."""
+    """All thresholds of one kind of GPU."""
 
     products: Mapping[str, Products]  # by Kind
     attention: Attention
@@ -46,7 +46,7 @@ class DispatchThresholds(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Of a GPU's data sheet."""
+    """Figures of a GPU's data sheet."""
 
     multiprocessors: int
     ghz: float
@@ -60,19 +60,19 @@ HOPPERS = DispatchThresholds(
 )
 PLAIN = DispatchThresholds(dict.fromkeys(KINDS, Products()), Attention(), "as the H200's, of kernels that are not Hopper's alone")
 
-# Multiply-adds of a multiprocessor in a cycle, dense, of 16 bits with float32 sums: that of the fastest GPUs of a family.
+# Dense 16-bit multiply-adds with float32 accumulation, per SM and cycle, of the fastest GPUs of a family.
 ARITHMETIC = {(8, 0): 1024, (8, 6): 512, (8, 7): 512, (8, 9): 512, (10, 0): 4096, (10, 3): 4096, (12, 0): 512, (12, 1): 512}
-# Dequantising writes and reads 16 bits for each weight beside what is stored; then a product runs at this share of the arithmetic, and
-# MLX's kernel, which dequantises as it goes, at that one. On the H200 it was 0.75, and MLX's less.
+# Dequantizing writes and reads 16 bits per weight; then a GEMM reaches DENSE_SHARE of peak arithmetic, and MLX's kernel, which dequantizes
+# in its main loop, UPSTREAM_SHARE. Measured on an H200.
 EXTRA_BYTES, DENSE_SHARE, UPSTREAM_SHARE = 4.0, 0.75, 0.35
 
 
 def conservative(capability: Capability, figures: Figures) -> DispatchThresholds:
-    """DispatchThresholds for a GPU that nobody has measured: MLX's own kernels wherever ours are not known to be faster there.
+    """Return thresholds for a GPU without measurements: MLX's kernels are used unless mlx-cuda's are known to be faster.
 
-    A product of M rows takes ``2 M / (share * arithmetic)`` for each weight, or, where weights are dequantised first, ``EXTRA_BYTES /
-    bandwidth`` more at a larger share. Up to the M where these are equal, rows beyond those of our small-M kernels are MLX's. From
-    Blackwell on, cuDNN has kernels of that generation and our flash kernel has not, so chunks of a prompt are cuDNN's.
+    A matmul of M tokens takes ``2 M / (share * arithmetic)`` per weight, or, with weights dequantized first, ``EXTRA_BYTES / bandwidth``
+    more at a larger share. Above the threshold of the small-M kernels, MLX's kernel is used up to the M at which both are equal. From
+    Blackwell on, chunked prefill is cuDNN's, which has kernels for that generation.
     """
     if capability[0] == HOPPER:
         return HOPPERS
@@ -86,7 +86,7 @@ def conservative(capability: Capability, figures: Figures) -> DispatchThresholds
 
 
 def kind_of(mode: str, bits: int) -> Kind:
-    """Which limits hold for quantised weights."""
+    """Return the weight format whose thresholds apply."""
     if mode == "affine":
         return "affine 4" if bits <= 4 else "affine 8"
     return "fp8" if bits == 8 else "fp4"
@@ -94,16 +94,16 @@ def kind_of(mode: str, bits: int) -> Kind:
 
 _in_force: dict[Capability, DispatchThresholds] = {}
 _forget: list[Callable[[], None]] = []
-_generation = 0  # how often others were put in force
+_generation = 0  # incremented when thresholds change
 
 
 def limits(capability: Capability) -> DispatchThresholds:
-    """Those in force for a GPU."""
+    """Return the thresholds in use for a GPU."""
     return _in_force.get(capability) or (HOPPERS if capability[0] == HOPPER else PLAIN)
 
 
 def put(capability: Capability, new: DispatchThresholds | None) -> None:
-    """Put limits in force, or with None those of the family; calls choose anew."""
+    """Use these thresholds, or with None those of the GPU family; cached choices are dropped."""
     global _generation  # noqa: PLW0603
     if new is None:
         _in_force.pop(capability, None)
@@ -115,13 +115,13 @@ def put(capability: Capability, new: DispatchThresholds | None) -> None:
 
 
 def on_change(forget: Callable[[], None]) -> None:
-    """Have this called whenever other limits are put in force."""
+    """Register a function that is called when thresholds change."""
     if forget not in _forget:
         _forget.append(forget)
 
 
 def by_limits(size: int, *, typed: bool = False) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """As ``lru_cache``, of what follows from the limits in force: a result is found while those hold that its call began with."""
+    """Cache a function, as ``lru_cache``, until thresholds change. A call keeps the thresholds with which it began."""
 
     def wrap(function: Callable[..., R]) -> Callable[..., R]:
         @lru_cache(size, typed=typed)
@@ -138,17 +138,17 @@ def by_limits(size: int, *, typed: bool = False) -> Callable[[Callable[..., R]],
 
 
 def as_json(of: DispatchThresholds) -> dict[str, Any]:
-    """For :func:`from_json`."""
+    """Return the thresholds for :func:`from_json`."""
     return {"products": {kind: each._asdict() for kind, each in of.products.items()}, "attention": of.attention._asdict()}
 
 
 def _current(numbers: dict[str, int]) -> dict[str, int]:
-    """By today's names: files that were tuned before 0.32.4.1 have another."""
+    """Rename the fields of files that were tuned before 0.32.4.1."""
     return {"small_m" if name == "skinny" else name: number for name, number in numbers.items()}
 
 
 def from_json(content: Any, source: str) -> DispatchThresholds:
-    """DispatchThresholds by their names; a ValueError says what is wrong."""
+    """Return thresholds from JSON; raise a ValueError that says what is wrong."""
     try:
         products: dict[str, Products] = {kind: Products(**_current(content["products"][kind])) for kind in KINDS}
         attention = Attention(**content["attention"])

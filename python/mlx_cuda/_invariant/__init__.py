@@ -1,6 +1,6 @@
-"""``patch(batch_invariant=True)``: what a row gives does not depend on the rows beside it.
+"""``patch(batch_invariant=True)``: a token's result does not depend on the tokens beside it.
 
-Every row always goes through the same sums: products by one kernel for any number of rows (`grouped.py`) or in calls of a fixed number
-of them (`rows.py`), attention by one kernel that counts keys from the sequence's first (`attention.py`, `masks.py`). What cannot have it
-raises (`refused.py`, `mlx_lm.py`).
+Every token goes through the same sums: matmuls in one kernel for any M (`grouped.py`) or in calls of a fixed number of tokens (`rows.py`),
+attention in one kernel that counts keys from the first of the sequence (`attention.py`, `masks.py`). Calls that cannot be batch-invariant
+raise an error (`refused.py`, `mlx_lm.py`).
 """

@@ -1,4 +1,4 @@
-"""Attention by our flash kernel for Hopper alone, in which a row's result is of its own keys, tile by tile from the sequence's first."""
+"""Batch-invariant attention, in the Hopper FlashAttention kernel: key tiles are counted from the first key of the sequence."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def flash(q: mx.array, k: mx.array, v: mx.array, options: Options, stream: mx.St
 
 
 def _options(mask: str | mx.array | None, q: mx.array, k: mx.array) -> dict[str, Any]:
-    """A mask as a causal one with a window and padding: an array hides keys from a kernel, but not where their tiles begin."""
+    """Return a mask as a causal one with a window and padding: an array would mask keys, but not say where their tiles begin."""
     if mask is None or isinstance(mask, str):
         return {"mask": mask}
     seen = seen_by(mask)
@@ -53,7 +53,7 @@ def _options(mask: str | mx.array | None, q: mx.array, k: mx.array) -> dict[str,
 
 
 def _why_not(q: mx.array, v: mx.array) -> str:
-    """Why the kernel does not take these operands."""
+    """Return why the kernel does not support these operands."""
     widths = (q.shape[3], v.shape[3])
     if dtype_name(q.dtype) not in HALF:
         return f"has one kernel for all lengths in float16 and bfloat16, not in {dtype_name(q.dtype)}: convert the model."

@@ -1,4 +1,4 @@
-"""Products by our kernel of groups of rows: for any number of rows it sums over K from the first number to the last, whatever its tiles."""
+"""Matmuls by the grouped GEMM: for any number of rows it sums over K from the first number to the last, whatever its tiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Product = Callable[[mx.array, mx.array], mx.array]  # of rows [M, K] and the off
 
 
 def takes(dtype: mx.Dtype, rows: int, inner: int, columns: int, form: Format | None = None) -> bool:
-    """Whether the kernel computes such products here: in 16 bits, of a K that is a multiple of 8, with weights that it can unpack."""
+    """Return whether the kernel supports such matmuls: 16 bits, K a multiple of 8, and weights that it can dequantize."""
     if form is not None and form.mode == "affine" and form.bits not in NATIVE_BITS:
         return False
     case = GroupedCase(rows, columns, inner, dtype_name(dtype), transpose=True, experts=1)
@@ -25,22 +25,22 @@ def takes(dtype: mx.Dtype, rows: int, inner: int, columns: int, form: Format | N
 
 
 def dense(w: mx.array) -> Product:
-    """Rows times matrices ``[E, K, N]``."""
+    """Multiply tokens by matrices ``[E, K, N]``."""
     return lambda rows, offsets: product_of_groups(rows, w, offsets, False, resolve(None))
 
 
 def quantized(experts: QuantizedExperts) -> Product:
-    """The same with quantized ones."""
+    """Multiply tokens by quantized matrices."""
     return lambda rows, offsets: grouped_quantized(rows, experts, offsets, resolve(None))
 
 
 def of_all(rows: mx.array, product: Product) -> mx.array:
-    """All rows times one matrix."""
+    """Multiply all tokens by one matrix."""
     return product(rows, _all_of(rows.shape[0]))
 
 
 def of_each(rows: mx.array, numbers: mx.array, count: int, product: Product) -> mx.array:
-    """Each row times the matrix of ``count`` whose number it names."""
+    """Multiply each token by its own one of ``count`` matrices."""
     order = mx.argsort(numbers)
     before = numbers < mx.arange(count + 1, dtype=mx.uint32)[:, None]  # whose sums are where each one's rows begin
     result = product(mx.take(rows, order, axis=0), before.sum(axis=1).astype(mx.int32))

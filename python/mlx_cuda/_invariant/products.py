@@ -1,4 +1,4 @@
-"""Products of matrices: dense, quantized, and of experts. The right operand is taken for weights, the rows of the left for tokens."""
+"""Batch-invariant matmuls: dense, quantized and MoE. The right operand is treated as weights, the left one as tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def addmm(c: mx.array, a: mx.array, b: mx.array, /, alpha: float = 1.0, beta: fl
 
 
 def _matmul(a: mx.array, b: mx.array) -> mx.array:
-    if min(a.ndim, b.ndim) > 1 and a.shape[-1] == 1 == b.shape[-2]:  # no sums; MLX's product rounds float32 to TF32 in some shapes
+    if min(a.ndim, b.ndim) > 1 and a.shape[-1] == 1 == b.shape[-2]:  # no sums; MLX's matmul rounds float32 to TF32 in some shapes
         upstream_matmul(a, b)  # which looks at the arguments
         return mx.multiply(a, b)
     left, right = a.shape, b.shape
@@ -64,7 +64,7 @@ def _matmul(a: mx.array, b: mx.array) -> mx.array:
 
 
 def quantized(by: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """``mx.quantized_matmul`` by a function that computes as many rows as it is given."""
+    """``mx.quantized_matmul`` by a function that computes any number of tokens."""
 
     @instead_of(upstream_quantized_matmul, "mx.quantized_matmul")
     def quantized_matmul(
@@ -94,7 +94,7 @@ def quantized(by: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def gathered(by: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """``mx.gather_mm`` likewise."""
+    """``mx.gather_mm`` in the same way."""
 
     @instead_of(upstream_gather_mm, "mx.gather_mm")
     def gather_mm(
@@ -120,7 +120,7 @@ def gathered(by: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def gathered_quantized(by: Callable[..., mx.array], without_indices: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """``mx.gather_qmm`` likewise."""
+    """``mx.gather_qmm`` in the same way."""
 
     @instead_of(upstream_gather_qmm, "mx.gather_qmm")
     def gather_qmm(
@@ -154,7 +154,7 @@ def gathered_quantized(by: Callable[..., mx.array], without_indices: Callable[..
 def _by_pairs(
     x: mx.array, w: mx.array, lhs: mx.array | None, rhs: mx.array | None, product: Callable[[mx.array, mx.array], mx.array], alike: mx.array
 ) -> mx.array:
-    """The products of all pairs that the indices name, row by row. ``alike``: MLX's own, which has looked at the arguments."""
+    """Compute the matmuls of all pairs that the indices select, one by one. ``alike``: MLX's function, which has checked the call."""
     if min(x.ndim, w.ndim) < 2:
         raise NotInvariant(f"Products by indices are of matrices, got {shape_text(x.shape, w.shape)}: give them two dimensions.")
     if 0 in (*alike.shape, *x.shape):
@@ -173,7 +173,7 @@ def _by_pairs(
 def _experts(
     dtype: mx.Dtype, form: Format | None, w: mx.array, scales: mx.array, biases: mx.array | None, *, transpose: bool
 ) -> QuantizedExperts:
-    """As the kernel reads them: stacked, and affine ones of one dtype with the rows."""
+    """Return the weights as the kernel reads them: stacked, with affine scales in the dtype of the tokens."""
     assert form is not None  # noqa: S101  (the weights are quantized)
     stream = resolve(None)
     if biases is not None:
@@ -182,5 +182,5 @@ def _experts(
 
 
 def _numbers(batch: Shape) -> mx.array:
-    """Those of all matrices."""
+    """Return the indices of all matrices."""
     return mx.arange(math.prod(batch), dtype=mx.uint32).reshape(batch)

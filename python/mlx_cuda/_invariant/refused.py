@@ -1,4 +1,4 @@
-"""Functions of MLX whose kernels are chosen for how much there is to do, and that nothing here brings into one shape."""
+"""Functions of MLX whose kernels depend on the amount of work, and that have no batch-invariant form."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ upstream_sum_scatter = mx.distributed.sum_scatter
 
 
 def in_one_process(upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """A sum over processes, which adds in an order that depends on how much there is to add."""
+    """Refuse a sum over processes, whose order of additions depends on its size."""
 
     @wraps(upstream)
     def function(x: mx.array, *arguments: Any, **options: Any) -> mx.array:

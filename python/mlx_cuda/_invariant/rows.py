@@ -1,4 +1,4 @@
-"""Rows in calls of one size."""
+"""Matmuls in calls of a fixed number of tokens."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-ROWS = 64  # of each product with one matrix: more read the weights more seldom, fewer compute less for nothing where one token is decoded
-PAIRS = 64  # of a row and its expert, of each product with several
+ROWS = 64  # of each matmul with one matrix: more read the weights more rarely, fewer compute less for nothing where one token is decoded
+PAIRS = 64  # of a row and its expert, of each matmul with several
 
 
 def in_fixed_rows(x: mx.array, product: Callable[[mx.array], mx.array]) -> mx.array:
-    """``product`` of all rows of ``[M, K]``, by calls of exactly ROWS.
+    """Apply ``product`` to all tokens ``[M, K]``, in calls of exactly ROWS.
 
-    What it is given is always a copy: kernels read wider where an array happens to begin at a multiple of more bytes.
+    Its argument is always a copy: kernels use wider loads if an array happens to have a larger alignment.
     """
     count, width = x.shape
     missing = -count % ROWS
@@ -22,9 +22,9 @@ def in_fixed_rows(x: mx.array, product: Callable[[mx.array], mx.array]) -> mx.ar
 
 
 def in_fixed_pairs(x: mx.array, experts: mx.array, product: Callable[[mx.array, mx.array], mx.array]) -> mx.array:
-    """``product`` of rows ``[P, K]``, which are a copy, and of the matrix that each is multiplied by, in calls of exactly PAIRS.
+    """Apply ``product`` to tokens ``[P, K]``, which are a copy, and the matrix of each, in calls of exactly PAIRS.
 
-    Those that fill the last call up name the expert of the last row, which is read anyway.
+    The padding of the last call names the expert of the last token, whose weights are read anyway.
     """
     count, width = x.shape
     missing = -count % PAIRS

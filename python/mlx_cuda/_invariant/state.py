@@ -1,4 +1,4 @@
-"""Whether it is on, what is said where it cannot be had, and what stands in for MLX's functions meanwhile."""
+"""Whether batch invariance is on, why it is not available, and the replacements of MLX's functions meanwhile."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ ADVICE = "patch(batch_invariant=False) computes it as ever."
 
 
 class NotInvariant(ValueError):
-    """A result would depend on what is computed beside it."""
+    """Raised if a result would depend on what is computed beside it."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"[batch_invariant] {what} {ADVICE}")
 
 
 class Setting:
-    """What ``patch`` has set: whether it is on, and what replaces functions of other packages."""
+    """The setting of ``patch``: whether it is on, and what replaces functions of other packages."""
 
     on = False
     put: Callable[[], None]
     modules = 0  # how many there were the last time
 
     def look(self) -> None:
-        """Replace what has been imported since: a layer's first product comes before it writes to its cache."""
+        """Replace what has been imported since: a layer's first matmul comes before it writes to its cache."""
         if self.on and self.modules != len(sys.modules):
             self.modules = len(sys.modules)
             self.put()
@@ -46,7 +46,7 @@ _inside = threading.local()
 
 
 def refusal() -> str:
-    """Why it cannot be had on this machine; nothing where it can."""
+    """Return why it is not available on this machine, or an empty string."""
     if not mx.cuda.is_available():
         return "MLX offers no CUDA GPU here"
     found = native.engine(mx.default_stream(mx.gpu))
@@ -56,7 +56,7 @@ def refusal() -> str:
 
 
 def instead_of(upstream: Callable[..., R], name: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Decorate what stands in for MLX's function, which says itself what is wrong with arguments that it does not take."""
+    """Decorate a replacement of MLX's function; MLX reports what is wrong with arguments that it does not accept."""
 
     def decorate(ours: Callable[..., R]) -> Callable[..., R]:
         @wraps(upstream)
@@ -78,7 +78,7 @@ def instead_of(upstream: Callable[..., R], name: str) -> Callable[[Callable[...,
 
 
 def marking(upstream_vmap: Callable[..., Any]) -> Callable[..., Any]:
-    """``mx.vmap``, during whose functions no product can be had."""
+    """Wrap ``mx.vmap``, in whose functions no matmul is batch-invariant."""
 
     @wraps(upstream_vmap)
     def vmap(fun: Callable[..., Any], /, *arguments: Any, **options: Any) -> Any:
@@ -96,7 +96,7 @@ def marking(upstream_vmap: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refusing(upstream: Callable[..., Any], what: str) -> Callable[..., Any]:
-    """What stands in for a function that cannot have it."""
+    """Return a replacement of a function that cannot be batch-invariant."""
 
     @wraps(upstream)
     def refused(*_: Any, **__: Any) -> Any:

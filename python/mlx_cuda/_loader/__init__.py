@@ -1,1 +1,1 @@
-"""Finding, proving and loading the native module that fits the installed MLX, and what is known of this machine."""
+"""Find, check and load the native module for the installed MLX, and describe this machine."""

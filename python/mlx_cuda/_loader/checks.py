@@ -11,7 +11,7 @@ from .._common.choice import OLDEST_GPU, sm
 from .._common.errors import BackendError
 from .._common.limits import HOPPER
 from .._version import __version__
-from . import device_code, load_errors
+from . import device_code, load_errors, origin
 from .environment import MLX_LM, WSL_DRIVER, Environment
 from .loaded import SEARCH, take_out
 from .table import FRONTEND, Cuda, version
@@ -26,21 +26,36 @@ FREE_THREADED = (3, 15)  # the first CPython whose free-threaded build has a sta
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of one check; ``cure`` is the line that helps where it is not ok."""
+    """The outcome of one check, with a fix unless it is ok."""
 
     name: str
     status: Status
     summary: str
-    cure: str = ""
+    fix: str = ""
 
 
-def pip_install(extra: str) -> str:
-    """The pip line that puts everything an extra pins into place."""
-    return f'pip install "mlx-cuda[{extra}]=={__version__}"'
+def pip_install(env: Environment, extra: str) -> str:
+    """Return the pip line that installs everything an extra pins, from the wheel that was installed if it was a file."""
+    return f"pip install {origin.requirement(env.origin, extra)}"
+
+
+def _install(env: Environment, cuda: Cuda | None) -> str:
+    """Install the extra of a CUDA major, or the extra cpu. A wheel that was built for another CUDA version has to be built again."""
+    if cuda and env.modules and cuda.module not in env.modules:
+        return f"build the wheel again without --cuda, then pip install its extra {cuda.extra}"
+    return pip_install(env, cuda.extra if cuda else "cpu")
+
+
+def _replace(env: Environment, backends: Collection[str], cuda: Cuda | None) -> str:
+    """Uninstall backends and install one, once pip has found that one."""
+    install, uninstall = _install(env, cuda), f"pip uninstall -y {' '.join(backends)}"
+    if not install.startswith("pip install "):
+        return f"{install} after {uninstall}"
+    return f"{install.replace('install', 'install --dry-run', 1)} && {uninstall} && {install}"
 
 
 def reinstall(*packages: str) -> str:
-    """What brings back the files of packages that are installed, which a plain install does not touch."""
+    """Return the pip line that restores the files of installed packages."""
     return f"pip install --force-reinstall --no-deps {' '.join(packages)}"
 
 
@@ -49,7 +64,7 @@ def _dotted(numbers: tuple[int, ...]) -> str:
 
 
 def _suitable(env: Environment) -> Cuda | None:
-    """The newest CUDA major that the driver runs; the newest of all where the driver was not asked; ``None`` without a driver."""
+    """Return the newest CUDA major that the driver supports: the newest of all if it was not queried, ``None`` without a driver."""
     newest_first = sorted(env.table.cuda.values(), key=lambda cuda: -cuda.major)
     if env.driver is None:
         return newest_first[0]
@@ -59,25 +74,29 @@ def _suitable(env: Environment) -> Cuda | None:
 def _install_backend(env: Environment) -> str:
     cuda = _suitable(env)
     if cuda is None:
-        return f"{pip_install('cpu')}  (with a GPU: the extra cu13 or cu12)"
-    return f"{pip_install(cuda.extra)}  (without a GPU: the extra cpu)"
+        return f"{pip_install(env, 'cpu')}  (with a GPU: the extra cu13 or cu12)"
+    return f"{_install(env, cuda)}  (without a GPU: the extra cpu)"
 
 
 def _install_extra(env: Environment) -> str:
     """Install the extra of the installed backend."""
     if env.cuda:
-        return pip_install(env.cuda.extra)
-    cuda = _suitable(env)
-    return pip_install("cpu" if env.backends or cuda is None else cuda.extra)
+        return pip_install(env, env.cuda.extra)
+    return _install(env, None if env.backends else _suitable(env))
+
+
+def build_for(capability: tuple[int, int]) -> str:
+    """Return the fix for a wheel without code for a GPU."""
+    return f"build the wheel again with --arch {10 * capability[0] + capability[1]}, or without --arch"
 
 
 def without_cuda(env: Environment) -> str:
-    """Why nothing of CUDA is needed here."""
+    """Return why no CUDA library is needed."""
     return f"{env.backends[0]} needs none" if env.backends else "no CUDA backend is installed"
 
 
 def _to_cpu(env: Environment) -> str:
-    return f"pip uninstall -y {' '.join(env.backends)} && {pip_install('cpu')}" if env.backends else pip_install("cpu")
+    return _replace(env, env.backends, None) if env.backends else pip_install(env, "cpu")
 
 
 def _of_this_version(env: Environment, name: str, *, own_build: bool = False) -> Outcome:
@@ -102,11 +121,11 @@ def check_glibc(env: Environment) -> Outcome:
         return "skip", f"not used on {env.system}"
     tagged = {name: env.distributions[name].glibc for name in (*env.backends, FRONTEND) if name in env.distributions}
     name, needed = max(tagged.items(), key=lambda item: item[1], default=("MLX itself", version(env.table.glibc)))
-    cure = f"use a system or container with glibc {_dotted(needed)} or newer (Ubuntu 22.04, Debian 12, RHEL 10)"
+    fix = f"use a system or container with glibc {_dotted(needed)} or newer (Ubuntu 22.04, Debian 12, RHEL 10)"
     if not env.glibc:
-        return "fail", f"this system's C library is not glibc; {name} needs glibc {_dotted(needed)}", cure
+        return "fail", f"this system's C library is not glibc; {name} needs glibc {_dotted(needed)}", fix
     if env.glibc < needed:
-        return "fail", f"glibc {_dotted(env.glibc)} is too old: {name} needs {_dotted(needed)}", cure
+        return "fail", f"glibc {_dotted(env.glibc)} is too old: {name} needs {_dotted(needed)}", fix
     return "ok", f"glibc {_dotted(env.glibc)}"
 
 
@@ -120,22 +139,22 @@ def check_mlx(env: Environment) -> Outcome:
 def check_backend(env: Environment) -> Outcome:
     """Exactly one backend of MLX is installed, in MLX's own version."""
     if env.system == "darwin":
-        return "skip", "MLX uses Metal here; the operations compose MLX's own"
+        return "skip", "MLX uses Metal here; every function runs on MLX's operations"
     if not env.backends:
         if env.built_from_source:
             return "ok", "MLX brings its own backend (built from source)"
         return "fail", "MLX has no backend: libmlx is missing, so mlx.core cannot be imported", _install_backend(env)
     if len(env.backends) > 1:
         cuda = next((cuda for cuda in (_suitable(env), env.cuda) if cuda and cuda.backend in env.backends), None)
-        cure = f"pip uninstall -y {' '.join(env.backends)} && {pip_install(cuda.extra if cuda else 'cpu')}"
-        return "fail", f"{' and '.join(env.backends)} are installed together and overwrite each other's libmlx", cure
+        reason = f"{' and '.join(env.backends)} are installed together and overwrite each other's libmlx"
+        return "fail", reason, _replace(env, env.backends, cuda)
     return _of_this_version(env, env.backends[0])
 
 
 def check_driver(env: Environment, cuda: Cuda) -> Outcome:
     """A driver is there, works, and is new enough for the backend's CUDA major."""
     if env.driver is None:
-        return "skip", "not asked"
+        return "skip", "not queried"
     if env.driver.stub:
         return "fail", f"no NVIDIA driver: {env.driver.path}: {env.driver.error}", _without_stub(env, cuda)
     install = "update NVIDIA's driver on Windows" if env.wsl else f"install NVIDIA's driver {cuda.driver} or newer"
@@ -144,15 +163,15 @@ def check_driver(env: Environment, cuda: Cuda) -> Outcome:
     supported = _dotted(env.driver.cuda)
     if env.driver.cuda[0] < cuda.major:
         older = _suitable(env)
-        change = f", or pip uninstall -y {cuda.backend} && {pip_install(older.extra)}" if older else ""
+        change = f", or {_replace(env, [cuda.backend], older)}" if older else ""
         reason = f"the driver is too old: it runs CUDA {supported}, but {cuda.backend} needs CUDA {cuda.major}"
         return "fail", reason, install + change
     if env.driver.cuda < cuda.driver_cuda:
         reason = f"the driver is too old: it runs CUDA {supported}, but the device code needs {_dotted(cuda.driver_cuda)} or newer"
         return "fail", reason, install
     if env.driver.error:
-        cure = "see that nvidia-smi works; after an update of the driver, restart"
-        return "fail", env.driver.error, _restart_wsl(env.driver.path) if env.wsl else cure
+        fix = "check that nvidia-smi works; after a driver update, restart"
+        return "fail", env.driver.error, _restart_wsl(env.driver.path) if env.wsl else fix
     return "ok", f"runs CUDA {supported}"
 
 
@@ -161,7 +180,7 @@ def _without_stub(env: Environment, cuda: Cuda) -> str:
     assert env.driver is not None  # noqa: S101
     folder = PurePath(env.driver.path).parent
     if str(folder) in env.search:
-        return f"{take_out(folder)}; where no driver is left then: install NVIDIA's driver {cuda.driver} or newer"
+        return f"{take_out(folder)}; if no driver is found then, install NVIDIA's driver {cuda.driver} or newer"
     return f"install NVIDIA's driver {cuda.driver} or newer, and take {folder} off the loader's path (/etc/ld.so.conf.d, LD_PRELOAD)"
 
 
@@ -170,13 +189,13 @@ def _get_driver(env: Environment, install: str) -> str:
         return f"export {SEARCH}={WSL_DRIVER}, or for good: echo {WSL_DRIVER} | sudo tee /etc/ld.so.conf.d/wsl.conf && sudo ldconfig"
     if env.wsl:
         return f"{install}, none inside WSL, then in PowerShell: wsl --update; wsl --shutdown (WSL 2 alone has GPUs: wsl -l -v)"
-    return f"{install} (a container must be given the GPUs: docker run --gpus all)"
+    return f"{install} (in a container: docker run --gpus all)"
 
 
 def _restart_wsl(driver: str) -> str:
     if driver and not driver.startswith(WSL_DRIVER):
         return f"remove the Linux driver, which hides that of Windows ({driver}): sudo apt-get remove --purge '^libnvidia-.*' '^nvidia-.*'"
-    return "in PowerShell: wsl --update; wsl --shutdown; then see that nvidia-smi works"
+    return "in PowerShell: wsl --update; wsl --shutdown; then check that nvidia-smi works"
 
 
 def check_gpu(env: Environment, cuda: Cuda) -> Outcome:
@@ -184,13 +203,13 @@ def check_gpu(env: Environment, cuda: Cuda) -> Outcome:
     if env.driver is None or env.driver.cuda is None or env.driver.error:
         return "skip", "needs a working driver"
     if not env.driver.gpus:
-        return "fail", "the driver offers no GPU", "see that CUDA_VISIBLE_DEVICES does not hide it, or " + _to_cpu(env)
+        return "fail", "the driver offers no GPU", "check that CUDA_VISIBLE_DEVICES does not hide it, or " + _to_cpu(env)
     old = [gpu for gpu in env.driver.gpus if gpu.capability < cuda.capability]
     named = ", ".join(f"{gpu.name} ({sm(gpu.capability)})" for gpu in old or env.driver.gpus)
     if not old:
         return "ok", named
-    cure = "hide it with CUDA_VISIBLE_DEVICES" if len(old) < len(env.driver.gpus) else _to_cpu(env)
-    return "fail", f"older than {sm(cuda.capability)}, the oldest GPU that MLX and mlx-cuda run on: {named}", cure
+    fix = "hide it with CUDA_VISIBLE_DEVICES" if len(old) < len(env.driver.gpus) else _to_cpu(env)
+    return "fail", f"older than {sm(cuda.capability)}, the oldest GPU that MLX and mlx-cuda run on: {named}", fix
 
 
 def check_libraries(env: Environment, cuda: Cuda) -> Outcome:
@@ -200,9 +219,9 @@ def check_libraries(env: Environment, cuda: Cuda) -> Outcome:
     if missing:
         names = ", ".join(f"{library.files[system].name} (of {library.provider})" for library in missing)
         broken = [library.provider for library in missing if library.provider in env.distributions]
-        return "fail", f"not found: {names}", reinstall(*broken) if broken else pip_install(cuda.extra)
+        return "fail", f"not found: {names}", reinstall(*broken) if broken else pip_install(env, cuda.extra)
     if "nanobind-backend" not in env.distributions:
-        return "fail", "nanobind-backend is not installed", pip_install(cuda.extra)
+        return "fail", "nanobind-backend is not installed", pip_install(env, cuda.extra)
     return "ok", ", ".join(library.files[system].name for library in cuda.needed)
 
 
@@ -211,14 +230,14 @@ def check_versions(env: Environment, cuda: Cuda) -> Outcome:
     installed = {name: env.distributions[name].version for name in cuda.requires if name in env.distributions}
     for name, found in installed.items():
         if found not in cuda.requires[name]:
-            reason = f"{name} {found} is installed; the extra {cuda.extra} asks for {cuda.requires[name]}"
-            return "warn", reason, pip_install(cuda.extra)
+            reason = f"{name} {found} is installed; the extra {cuda.extra} requires {cuda.requires[name]}"
+            return "warn", reason, pip_install(env, cuda.extra)
     ours = {library.files["linux"]: library.provider for library in cuda.libraries}
     for other in env.table.cuda.values():
         for library in other.libraries:
             name, provider = library.provider, ours.get(library.files["linux"], library.provider)
             if provider != name and name in env.distributions and not name.startswith(FRONTEND):
-                reason = f"{name} (CUDA {other.major}) lies over the same {library.files['linux'].name} as {provider}"
+                reason = f"{name} (CUDA {other.major}) installs the same {library.files['linux'].name} as {provider}"
                 return "warn", reason, f"pip uninstall -y {name} && {reinstall(provider)}"
     return "ok", ", ".join(f"{name} {found}" for name, found in installed.items())
 
@@ -239,15 +258,16 @@ def check_headers(env: Environment, cuda: Cuda) -> Outcome:
 def check_module(env: Environment, cuda: Cuda) -> Outcome:
     """This build holds the native module of the installed backend."""
     if env.archive:
-        reason = f"mlx_cuda is imported from the archive {env.archive}, out of which no native module can be loaded"
+        reason = f"mlx_cuda is imported from the archive {env.archive}, from which no native module can be loaded"
         return "fail", reason, f"pip install {env.archive}, and take it off PYTHONPATH"
     if cuda.module in env.modules:
         return "ok", f"{cuda.module} is in this build"
     built = ", ".join(sorted(env.modules)) or "none"
     others = [other for other in env.table.cuda.values() if other.module in env.modules]
-    change = f", or change the backend: {pip_install(others[0].extra)} after pip uninstall -y {cuda.backend}" if others else ""
     reason = f"this build of mlx-cuda lacks the native module {cuda.module} that {cuda.backend} needs (it holds: {built})"
-    return "fail", reason, device_code.REINSTALL + change
+    if not others:
+        return "fail", reason, origin.reinstall(env.origin)
+    return "fail", reason, f"build the wheel again without --cuda, or change the backend: {_replace(env, [cuda.backend], others[0])}"
 
 
 def check_code(env: Environment, _: Cuda) -> Outcome:
@@ -255,7 +275,7 @@ def check_code(env: Environment, _: Cuda) -> Outcome:
     try:
         code = device_code.read(env.package)
     except BackendError as error:
-        return "fail", str(error).partition("\n")[0], error.cure
+        return "fail", str(error).partition("\n")[0], error.fix
     if env.driver is None or not env.driver.gpus:
         return "skip", "needs a GPU"
     told = []
@@ -263,25 +283,24 @@ def check_code(env: Environment, _: Cuda) -> Outcome:
         served = code.serving(capability)
         lacking = served.pop("", ())
         if not served:
-            cure = f"{device_code.REINSTALL} (this build was made for other GPUs)"
-            return "fail", f"this build of mlx-cuda holds no code for {sm(capability)}", cure
+            return "fail", f"this build of mlx-cuda holds no code for {sm(capability)}", build_for(capability)
         shares = ", ".join(f"{each} of {', '.join(names) if len(names) < 4 else f'{len(names)} sources'}" for each, names in served.items())
         told.append(f"{sm(capability)}: {shares}" + (f"; not for this GPU: {', '.join(lacking)}" if lacking else ""))
     return "ok", "; ".join(told)
 
 
 def check_limits(env: Environment, _: Cuda) -> Outcome:
-    """Somebody has measured which engine is the fastest on the first GPU."""
+    """The dispatch thresholds were tuned for the first GPU."""
     if env.driver is None or not env.driver.gpus:
         return "skip", "needs a GPU"
     gpu = env.driver.gpus[0]
     if gpu.capability < OLDEST_GPU:
-        return "skip", f"no kernel of ours takes calls on {sm(gpu.capability)}"
+        return "skip", f"no kernel of mlx-cuda runs on {sm(gpu.capability)}"
     if env.measured:
-        return "ok", f"engines are chosen by what was {env.measured}"
+        return "ok", f"the dispatch thresholds were {env.measured}"
     if gpu.capability[0] == HOPPER:
-        return "ok", f"engines are chosen as on an H200; {TUNE} measures {gpu.name}"
-    return "warn", f"nobody has measured {env.driver.gpus[0].name}: engines are chosen by its data sheet", f"{TUNE}  (two minutes)"
+        return "ok", f"the thresholds of an H200 are used; {TUNE} measures {gpu.name}"
+    return "warn", f"no tuned thresholds for {gpu.name}: data-sheet defaults are used", f"{TUNE}  (two minutes)"
 
 
 def check_loaded(env: Environment, _: Cuda) -> Outcome:
@@ -292,8 +311,8 @@ def check_loaded(env: Environment, _: Cuda) -> Outcome:
     others = [each for each in env.probe.libraries if each.instead_of]
     if not others:
         return "ok", told
-    cures = dict.fromkeys(each.cure for each in others)
-    return "warn", f"{others[0].path} is loaded in place of {others[0].instead_of}; in all: {told}", "; ".join(cures)
+    fixes = dict.fromkeys(each.fix for each in others)
+    return "warn", f"{others[0].path} is loaded instead of {others[0].instead_of}; in all: {told}", "; ".join(fixes)
 
 
 def check_run(env: Environment, _: Cuda | None) -> Outcome:
@@ -301,24 +320,24 @@ def check_run(env: Environment, _: Cuda | None) -> Outcome:
     if env.probe is None:
         return "skip", "needs the checks above"
     if env.probe.error:
-        cure = load_errors.cure(env.probe.error, env) or next((each.cure for each in env.probe.libraries if each.cure), "")
-        return "fail", env.probe.error, cure or f"report it with the output of {ASK_DOCTOR} --json"
+        fix = load_errors.fix(env.probe.error, env) or next((each.fix for each in env.probe.libraries if each.fix), "")
+        return "fail", env.probe.error, fix or f"report it with the output of {ASK_DOCTOR} --json"
     return "ok", env.probe.details
 
 
 def check_decoding(env: Environment, cuda: Cuda) -> Outcome:
-    """Decoding steps of mlx-lm's models can be captured and replayed."""
+    """Decode steps of mlx-lm's models can be captured."""
     if env.probe is None or env.probe.error or env.driver is None:
         return "skip", "needs the checks above"
     if not env.graphs:
-        return "warn", "MLX_USE_CUDA_GRAPHS is set to 0: no decoding step can be replayed", "unset MLX_USE_CUDA_GRAPHS"
+        return "warn", "MLX_USE_CUDA_GRAPHS is set to 0: decode steps cannot be captured", "unset MLX_USE_CUDA_GRAPHS"
     if env.probe.capture:
-        cure = reinstall(f"{FRONTEND}=={env.table.mlx}", f"{cuda.backend}=={env.table.mlx}")
-        return "warn", f"no decoding step is captured: {env.probe.capture}", cure
+        fix = reinstall(f"{FRONTEND}=={env.table.mlx}", f"{cuda.backend}=={env.table.mlx}")
+        return "warn", f"decode steps are not captured: {env.probe.capture}", fix
     if MLX_LM not in env.distributions:
-        return "skip", "mlx-lm is not installed, whose steps would be replayed (pip install mlx-lm)"
+        return "skip", "mlx-lm is not installed (pip install mlx-lm)"
     gpus = ", ".join(dict.fromkeys(sm(gpu.capability) for gpu in env.driver.gpus))
-    return "ok", f"patch() replays the steps of mlx-lm {env.distributions[MLX_LM].version} on {gpus}"
+    return "ok", f"decode steps of mlx-lm {env.distributions[MLX_LM].version} are captured as CUDA graphs on {gpus}"
 
 
 # In the order in which a failure explains those after it.
@@ -345,10 +364,10 @@ def first_failure(env: Environment, *, besides: Collection[str] = ()) -> Check |
 
 
 def explain(error: ImportError, env: Environment) -> BackendError:
-    """Why ``import mlx.core`` failed, in terms of what is installed."""
-    if cure := load_errors.cure(str(error), env):
-        return BackendError(f"mlx.core cannot be imported: {error}", cure=cure)
-    failed = first_failure(env, besides=("module", "code"))  # MLX needs nothing of ours
+    """Return why ``import mlx.core`` failed, with a fix."""
+    if fix := load_errors.fix(str(error), env):
+        return BackendError(f"mlx.core cannot be imported: {error}", fix=fix)
+    failed = first_failure(env, besides=("module", "code"))  # MLX does not need them
     if failed:
-        return BackendError(f"mlx.core cannot be imported: {failed.summary}", cure=failed.cure)
-    return BackendError(f"mlx.core cannot be imported: {error}", cure=f"{_install_extra(env)}; or see {ASK_DOCTOR}")
+        return BackendError(f"mlx.core cannot be imported: {failed.summary}", fix=failed.fix)
+    return BackendError(f"mlx.core cannot be imported: {error}", fix=f"{_install_extra(env)}; or see {ASK_DOCTOR}")

@@ -1,4 +1,4 @@
-"""The device code of the package: one fatbin a source in ``device/``, and a manifest, by whose digest the native modules know them."""
+"""The device code of the package: one fatbin per source in ``device/``, and a manifest, whose digest the native modules know."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from .._common.errors import BackendError
-from .._version import __version__
+from .origin import origin, reinstall
 
 FOLDER, MANIFEST = "device", "manifest.json"
-REINSTALL = f"pip install --force-reinstall --no-deps mlx-cuda=={__version__}"
 
 
 @dataclass(frozen=True)
 class Fatbin:
-    """What one source was compiled for: machine code such as 80 and 90a, PTX such as 80."""
+    """The targets of one source: SASS such as 80 and 90a, PTX such as 80."""
 
     sha256: str
     sass: tuple[str, ...]
     ptx: tuple[str, ...]
 
     def serving(self, capability: tuple[int, int]) -> str:
-        """The code that a GPU gets: the newest machine code of its family, else PTX, which the driver compiles on first use; or ""."""
+        """Return the code that a GPU gets: the newest SASS of its family, else PTX, which the driver compiles on first use; else ""."""
         number = 10 * capability[0] + capability[1]
         family = [each for each in self.sass if _number(each) // 10 == capability[0] and _runs(each, number)]
         if family:
@@ -42,7 +41,7 @@ def _number(architecture: str) -> int:
 
 
 def _runs(architecture: str, number: int) -> bool:
-    """Whether a GPU of this family runs the code: the letter ``a`` binds it to one compute capability."""
+    """Return whether a GPU of this family runs the code: the suffix ``a`` binds it to one compute capability."""
     return _number(architecture) == number if architecture.endswith("a") else _number(architecture) <= number
 
 
@@ -54,7 +53,7 @@ class DeviceCode:
     fatbins: Mapping[str, Fatbin]
 
     def serving(self, capability: tuple[int, int]) -> dict[str, tuple[str, ...]]:
-        """By the code that a GPU gets, such as ``sm_80`` or ``compute_80``, the sources it gets it of; "" for those that have none."""
+        """Return the sources by the code that a GPU gets, such as ``sm_80`` or ``compute_80``; "" for those without code."""
         served: dict[str, list[str]] = {}
         for name, fatbin in sorted(self.fatbins.items()):
             served.setdefault(fatbin.serving(capability), []).append(name)
@@ -63,7 +62,7 @@ class DeviceCode:
 
 @cache
 def read(package: Path) -> DeviceCode:
-    """The manifest of an installed package; a BackendError where there is none that can be read."""
+    """Return the manifest of an installed package; raise a BackendError if it cannot be read."""
     path = package / FOLDER / MANIFEST
     try:
         text = path.read_bytes()
@@ -72,22 +71,22 @@ def read(package: Path) -> DeviceCode:
             str(name): Fatbin(str(each["sha256"]), tuple(each["sass"]), tuple(each["ptx"])) for name, each in data["fatbins"].items()
         }
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise BackendError(f"the device code's manifest {path} cannot be read: {error}", cure=REINSTALL) from error
+        raise BackendError(f"the device code's manifest {path} cannot be read: {error}", fix=reinstall(origin())) from error
     return DeviceCode(hashlib.sha256(text).hexdigest(), fatbins)
 
 
 def load(package: Path, digest: str) -> dict[str, bytes]:
-    """Every fatbin by source, once all are proved to be what the native module with this digest was built with; else a BackendError."""
+    """Return every fatbin by source; raise a BackendError unless all are those with which this native module was built."""
     code = read(package)
     if code.digest != digest:
-        raise BackendError(f"the device code in {package / FOLDER} is of another build than the native module", cure=REINSTALL)
+        raise BackendError(f"the device code in {package / FOLDER} is of another build than the native module", fix=reinstall(origin()))
     found = {}
     for name, fatbin in code.fatbins.items():
         path = package / FOLDER / f"{name}.fatbin"
         try:
             found[name] = path.read_bytes()
         except OSError as error:
-            raise BackendError(f"device code is missing: {error}", cure=REINSTALL) from error
+            raise BackendError(f"device code is missing: {error}", fix=reinstall(origin())) from error
         if hashlib.sha256(found[name]).hexdigest() != fatbin.sha256:
-            raise BackendError(f"the device code {path} is damaged: its digest is not the manifest's", cure=REINSTALL)
+            raise BackendError(f"the device code {path} is damaged: its digest is not the manifest's", fix=reinstall(origin()))
     return found

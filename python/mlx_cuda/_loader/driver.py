@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of itself and of the GPUs, asked through ctypes so that it needs neither CUDA nor MLX."""
+"""Queries of the NVIDIA driver through ctypes, which need neither CUDA nor MLX."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STUB = 34  # CUDA_ERROR_STUB_LIBRARY
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that the driver offers, and its compute capability."""
+    """A GPU of the driver, and its compute capability."""
 
     name: str
     capability: tuple[int, int]
@@ -26,7 +26,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """The driver: the newest CUDA version it runs (``None``: no driver), its GPUs, and what went wrong in asking."""
+    """The driver: the newest CUDA version that it supports (``None``: no driver), its GPUs, and the error of the query."""
 
     cuda: tuple[int, int] | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -50,7 +50,7 @@ def _call(library: Any, name: str, *arguments: Any) -> None:
 
 
 def _integer(library: Any, name: str, *arguments: Any) -> int:
-    """What a function writes to its first argument."""
+    """Return the integer that a function writes to its first argument."""
     number = ctypes.c_int()
     _call(library, name, ctypes.byref(number), *arguments)
     return number.value
@@ -64,7 +64,7 @@ def _gpu(library: Any, ordinal: int) -> Gpu:
 
 
 def query(library_name: str = LIBRARY) -> Driver:
-    """Ask the driver; every failure is an answer, none is raised."""
+    """Query the driver; errors are part of the result."""
     cuda = None
     try:
         library = ctypes.CDLL(library_name)

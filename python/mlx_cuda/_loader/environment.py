@@ -1,4 +1,4 @@
-"""A snapshot of everything the checks look at, taken without importing MLX (which fails where there is no driver)."""
+"""A snapshot of everything that the checks read, taken without importing MLX (which fails without a driver)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from importlib import metadata
 from pathlib import Path
 
 from . import limits_file, loaded
+from . import origin as installed
 from .driver import Driver, query
 from .table import CPU_BACKEND, FRONTEND, Cuda, System, Table, Version, library_paths, load, version
 
 PACKAGE = Path(__file__).parents[1]
 SYSTEM: System = "windows" if sys.platform == "win32" else "darwin" if sys.platform == "darwin" else "linux"
 CAPABILITY = "MLX_CUDA_CAPABILITY"  # has the GPU be an older one, of which nothing was measured here
-MLX_LM = "mlx-lm"  # whose models' decoding steps are replayed
+MLX_LM = "mlx-lm"  # whose models' decode steps are replayed
 _BACKEND_FILES = ("mlx/lib/libmlx.so", "mlx/mlx.dll")
 WSL_DRIVER = "/usr/lib/wsl/lib"  # where Windows puts its driver's libcuda
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """An installed package: its version, the site-packages directory it lies in, and its wheel tags."""
+    """An installed package: its version, site-packages directory and wheel tags."""
 
     version: str
     root: Path
@@ -37,14 +38,14 @@ class Distribution:
 
     @property
     def glibc(self) -> Version:
-        """The oldest glibc that the wheel's platform tag admits; empty where the tag names none."""
+        """Return the oldest glibc of the wheel's platform tag; empty if it names none."""
         found = [version(f"{major}.{minor}") for tag in self.tags for major, minor in re.findall(r"manylinux_(\d+)_(\d+)_", tag)]
         return min(found, default=())
 
 
 @dataclass(frozen=True)
 class Headers:
-    """The CUDA headers that MLX's run-time compiler is pointed at, and by what."""
+    """The CUDA headers of MLX's run-time compiler, and what selects them."""
 
     source: str
     path: Path
@@ -53,17 +54,17 @@ class Headers:
 
 @dataclass(frozen=True)
 class Probe:
-    """What came of loading the native module and running one operation, in a process of its own, and NVIDIA's libraries there."""
+    """The result of loading the native module and running one operation in a separate process, and NVIDIA's libraries there."""
 
     error: str = ""
     details: str = ""
-    capture: str = ""  # why no decoding step is captured
+    capture: str = ""  # why no decode step is captured
     libraries: tuple[loaded.Loaded, ...] = ()
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The machine, the interpreter and the installed packages, as far as a check needs them."""
+    """The machine, the interpreter and the installed packages, as far as the checks need them."""
 
     table: Table
     system: System = SYSTEM
@@ -85,16 +86,17 @@ class Environment:
     wsl: bool = False
     wsl_driver: bool = False  # libcuda lies where Windows puts it
     archive: Path | None = None  # a zip file that this package is imported from
-    measured: str = ""  # where the limits come from by which calls on the first GPU choose an engine; empty: from its data sheet
+    origin: str = ""  # the wheel or checkout that was installed; empty: the package index
+    measured: str = ""  # where the dispatch thresholds of the first GPU come from; empty: its data sheet
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The backends of MLX that are installed; more than one overwrite each other's library."""
+        """Return the installed backends of MLX; several overwrite each other's library."""
         return tuple(name for name in self.table.backends if name in self.distributions)
 
     @property
     def cuda(self) -> Cuda | None:
-        """The CUDA major in use: that of the installed backend, or for an MLX built from source that of the only native module."""
+        """Return the CUDA major in use: that of the installed backend, or of the only native module if MLX was built from source."""
         if self.backends:
             first = self.backends[0]
             return None if first == CPU_BACKEND else next(cuda for cuda in self.table.cuda.values() if cuda.backend == first)
@@ -103,7 +105,7 @@ class Environment:
 
     @property
     def roots(self) -> dict[str, Path]:
-        """The site-packages directory of each package: where its metadata say, else where RPATH looks, beside this package."""
+        """Return the site-packages directory of each package: from its metadata, else the one beside this package, which RPATH searches."""
         beside = self.package.resolve().parent
         return dict.fromkeys(self.table.packages(), beside) | {name: found.root for name, found in self.distributions.items()}
 
@@ -129,7 +131,7 @@ def _modules() -> frozenset[str]:
 
 
 def _libraries(cuda: Cuda, system: System, roots: Mapping[str, Path]) -> dict[str, str]:
-    """Where each needed library was found; one that was not found is left out."""
+    """Return where each needed library was found; missing ones are left out."""
     paths = library_paths(cuda, system, roots)
     found = {name: str(path) for name, path in paths.items() if path.is_file()}
     for library in cuda.needed:
@@ -141,7 +143,7 @@ def _libraries(cuda: Cuda, system: System, roots: Mapping[str, Path]) -> dict[st
 
 
 def _headers(variables: Mapping[str, str], system_toolkit: Path = Path("/usr/local/cuda")) -> Headers | None:
-    """The headers MLX takes: CUDA_HOME, else CUDA_PATH, else the system's toolkit."""
+    """Return the headers that MLX uses: of CUDA_HOME, else CUDA_PATH, else the system's toolkit."""
     source = next((name for name in ("CUDA_HOME", "CUDA_PATH") if variables.get(name)), "")
     path = Path(variables[source]) if source else system_toolkit
     try:
@@ -153,7 +155,7 @@ def _headers(variables: Mapping[str, str], system_toolkit: Path = Path("/usr/loc
 
 
 def _graphs(variables: Mapping[str, str]) -> bool:
-    """As MLX reads it: what does not begin with another number than 0 is 0."""
+    """Parse the variable as MLX does: anything that does not begin with a number other than 0 is 0."""
     return bool(re.match(r"\s*[+-]?0*[1-9]", variables.get("MLX_USE_CUDA_GRAPHS", "1")))
 
 
@@ -176,7 +178,7 @@ def _measured(env: Environment) -> str:
 
 
 def take(*, ask_driver: bool) -> Environment:
-    """Look at this machine. Asking the driver initialises CUDA in this process, so it is done only where that is wanted."""
+    """Take a snapshot. Querying the driver initializes CUDA in this process, so it is optional."""
     table = load()
     distributions = {name: found for name in (*table.packages(), MLX_LM) if (found := _distribution(name))}
     bare = Environment(
@@ -193,6 +195,7 @@ def take(*, ask_driver: bool) -> Environment:
         conda=_conda(),
         wsl=_wsl(),
         wsl_driver=Path(WSL_DRIVER, "libcuda.so.1").exists(),
+        origin=installed.origin(),
         archive=next((parent for parent in PACKAGE.parents if parent.is_file()), None),
     )
     return replace(

@@ -1,7 +1,7 @@
-"""Operations whose graph follows from what their arguments look like, so that Python has to build it only once.
+"""The dispatch cache: calls whose graph follows from the properties of their arguments, so that Python builds it only once.
 
-Checking arguments and asking rules costs microseconds a call, more than MLX takes for its own operations. The native module keeps what a
-call added to MLX's graph, and adds the same for a later one of equal shapes, dtypes, options and stream.
+Checks and rules cost microseconds per call, more than MLX's own operations. The native module stores the nodes that a call added to MLX's
+graph, and adds the same for later calls of equal shapes, dtypes, options and stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST = 2**31 - 1  # elements of an axis
 
 
 def cached(operation: Callable[P, R]) -> Callable[P, R]:
-    """What has a ``prepare`` and gives an array or a tuple of them, by way of the native module once that is loaded."""
+    """Cache a function with a ``prepare`` that returns an array or a tuple of arrays, once the native module is loaded."""
     module: Any = None
     call, prepare = operation, vars(operation)["prepare"]
 
@@ -38,9 +38,9 @@ def cached(operation: Callable[P, R]) -> Callable[P, R]:
 
 
 def growing(**axes: int) -> Callable[[Operation], Operation]:
-    """Have calls cached together that differ only in the size of these axes of their arrays, such as the number of keys.
+    """Cache calls together that differ only in the size of these axes of their arrays, such as the number of keys.
 
-    Where they have one size in a call, the graph is taken to hold for that size alone, or for the ``sizes`` that a prepared call says.
+    An axis of another size in the same call makes the graph valid for that size only, or for the ``sizes`` of the prepared call.
     """
 
     def mark(operation: Operation) -> Operation:
@@ -52,7 +52,7 @@ def growing(**axes: int) -> Callable[[Operation], Operation]:
 
 
 def natively(operation: Callable[P, R]) -> Callable[P, R]:
-    """The operation as a function of the native module, if that is loaded: it calls Python only for what is not in its cache."""
+    """Return the operation as a function of the native module, if it is loaded: it calls Python only on a cache miss."""
     module: Any = native.loaded
     return operation if module is None else _by(module, operation)
 

@@ -1,6 +1,6 @@
-"""The limits that were measured: of GPUs whose table comes with the package, and of this machine's, in a file of the user's.
+"""Measured dispatch thresholds: of GPUs in the package's table, and of this machine, in a file of the user.
 
-The user's holds for a GPU's name, the driver, MLX and mlx-cuda, and goes before the package's.
+The user's are valid for one GPU name, driver, MLX and mlx-cuda, and take precedence.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ Entries = dict[str, dict[str, Any]]  # by the GPU's name: versions, and limits
 
 
 def default_path() -> Path | None:
-    """Beside the file of tuned algorithms; None where that is switched off."""
+    """Return the file next to that of tuned algorithms; None if that is switched off."""
     tuned = tuned_file.default_path()
     return beside(tuned) if tuned else None
 
 
 def beside(tuned: Path) -> Path:
-    """The file of limits that goes with one of tuned algorithms."""
+    """Return the thresholds' file that belongs to one of tuned algorithms."""
     return tuned.with_name(f"{tuned.stem}-limits.json")
 
 
 def read(path: Path) -> Entries | None:
-    """What a file holds, nothing where there is none; None, with a warning, where it is not one of ours."""
+    """Return the entries of a file, none if there is no file; None, with a warning, if it has another format."""
     return tuned_file.read_as(parse, path, "limits")
 
 
 def parse(text: str) -> Entries:
-    """The entries of a file's text; a ValueError says what is wrong with it."""
+    """Parse the entries of a file; raise a ValueError that says what is wrong."""
     content = json.loads(text)
     if not isinstance(content, dict) or content.get("mlx_cuda_limits") != FORMAT or not isinstance(content.get("gpus"), dict):
         raise ValueError(f"not of the format {FORMAT}")
@@ -53,7 +53,7 @@ def _write(path: Path, entries: Entries) -> bool:
 
 
 def measured(name: str, versions: Mapping[str, str], path: Path | None) -> DispatchThresholds | None:
-    """Those that were measured on this machine, or on another one with such a GPU."""
+    """Return the thresholds that were measured on this machine, or on another one with such a GPU."""
     own = (read(path) if path else None) or {}
     if name in own and own[name].get("versions") == dict(versions):
         return from_json(own[name]["limits"], f"measured here on {name}")
@@ -62,7 +62,7 @@ def measured(name: str, versions: Mapping[str, str], path: Path | None) -> Dispa
 
 
 def keep(path: Path, name: str, versions: Mapping[str, str], limits: DispatchThresholds) -> bool:
-    """Put the limits of a GPU into a file, in the place of those that it has there; False where that cannot be."""
+    """Write the thresholds of a GPU to a file; return False if that is not possible."""
     entries = read(path)
     if entries is None:
         return False
@@ -71,7 +71,7 @@ def keep(path: Path, name: str, versions: Mapping[str, str], limits: DispatchThr
 
 
 def remove(path: Path, name: str) -> bool:
-    """Take those of a GPU out of a file; False where there are none."""
+    """Delete the thresholds of a GPU from a file; return False if there are none."""
     entries = read(path)
     if not entries or name not in entries:
         return False
@@ -80,11 +80,11 @@ def remove(path: Path, name: str) -> bool:
 
 
 def versions(driver: str, mlx: str) -> dict[str, str]:
-    """What limits hold for, besides the GPU."""
+    """Return the versions for which thresholds are valid."""
     return {"driver": driver, "mlx": mlx, "mlx_cuda": __version__}
 
 
 def by_data_sheet(capability: Capability, figures: Mapping[str, int]) -> DispatchThresholds:
-    """Careful limits, by what the driver says of a GPU. Its memory moves two words in a cycle."""
+    """Return conservative defaults from the driver's figures of a GPU. Its memory transfers two words per cycle."""
     bandwidth = 2e3 * figures["memory_khz"] * figures["memory_bits"] / 8
     return conservative(capability, Figures(figures["multiprocessors"], figures["clock_khz"] / 1e6, max(bandwidth, LEAST_BANDWIDTH)))

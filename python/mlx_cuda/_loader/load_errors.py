@@ -1,4 +1,4 @@
-"""What the system's loader says when a library cannot be loaded, and what helps."""
+"""Errors of the system's loader, with their fixes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _RUNTIMES = {
 _GCC = 12  # whose libstdc++ MLX's wheels ask for
 
 
-def cure(text: str, env: Environment) -> str:
-    """What helps against an error of the loader's; nothing where none of these is known to."""
+def fix(text: str, env: Environment) -> str:
+    """Return the fix for an error of the system's loader, or an empty string."""
     if old := _TOO_OLD.search(text):
         return _newer(PurePath(old[1]), env)
     if (missing := _MISSING.search(text)) and missing[1] in _RUNTIMES:
@@ -32,7 +32,7 @@ def cure(text: str, env: Environment) -> str:
 
 
 def _newer(path: PurePath, env: Environment) -> str:
-    """What brings a newer library, by where the old one lies."""
+    """Return the fix for a library that is too old, by its location."""
     debian, fedora, conda = _RUNTIMES.get(path.name.partition(".so")[0], ("", "", ""))
     if path.parent in map(PurePath, env.search):
         return f"{take_out(path.parent)}: its {path.name} is too old"

@@ -1,4 +1,4 @@
-"""Which files of NVIDIA's libraries this process has loaded, and of which version, whatever was installed."""
+"""The NVIDIA libraries that this process has loaded, and their versions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ OURS = re.compile(
 
 
 class Loaded(NamedTuple):
-    """A library's file, its version where it tells one, the installed package's file that it was taken for, and what ends that."""
+    """A library's file, its version if known, the installed package's file that it replaces, and the fix."""
 
     path: str
     version: str = ""
     instead_of: str = ""
-    cure: str = ""
+    fix: str = ""
 
     @property
     def name(self) -> str:
@@ -31,12 +31,12 @@ class Loaded(NamedTuple):
 
 
 def libraries(roots: Iterable[Path], variables: Mapping[str, str]) -> list[Loaded]:
-    """cuDNN with its parts, cuBLASLt and NVRTC, as far as they are loaded; ``roots`` hold the packages that were installed."""
+    """Return the loaded parts of cuDNN, cuBLASLt and NVRTC; ``roots`` are the directories of installed packages."""
     return [_describe(path, set(roots), variables) for path in mapped() if OURS.match(Path(path).name)]
 
 
 def mapped() -> list[str]:
-    """The files of all libraries that are loaded."""
+    """Return the files of all loaded libraries."""
     if sys.platform == "win32":
         return list(_modules())
     try:
@@ -48,7 +48,7 @@ def mapped() -> list[str]:
 
 
 def _modules() -> Iterator[str]:
-    """On Windows."""
+    """Return the loaded libraries on Windows."""
     windll: Any = vars(ctypes)["WinDLL"]
     kernel = windll("kernel32", use_last_error=True)
     kernel.GetCurrentProcess.restype = ctypes.c_void_p
@@ -64,7 +64,7 @@ def _modules() -> Iterator[str]:
 
 
 def shadows(roots: Iterable[Path], variables: Mapping[str, str]) -> list[str]:
-    """Files that the search path puts before an installed package's, whether or not the loader takes them."""
+    """Return files on the search path that precede an installed package's, whether or not they are loaded."""
     folders = [Path(folder) for folder in variables.get(SEARCH, "").split(os.pathsep) if folder]
     found = (path for folder in folders for path in _listed(folder) if OURS.match(path.name))
     return [str(path) for path in found if _passed_over(path, set(roots))]
@@ -79,11 +79,11 @@ def _listed(folder: Path) -> list[Path]:
 
 def _describe(path: str, roots: set[Path], variables: Mapping[str, str]) -> Loaded:
     instead_of = _passed_over(Path(path), roots)
-    return Loaded(path, version_of(path), instead_of, _cure(Path(path), variables) if instead_of else "")
+    return Loaded(path, version_of(path), instead_of, _fix(Path(path), variables) if instead_of else "")
 
 
 def _passed_over(path: Path, roots: set[Path]) -> str:
-    """The file of an installed package with the same name, unless it is this one; none where no package has one."""
+    """Return the file of an installed package with the same name, unless it is this one; empty if no package has one."""
     found = OURS.match(path.name)
     patterns = [f"nvidia/*/{folder}/{found[0]}[.6]*" for folder in ("lib", "bin", "bin/*")] if found else []
     files = [file for root in roots for pattern in patterns for file in root.glob(pattern)]
@@ -101,22 +101,22 @@ def _is_file(one: Path, other: Path) -> bool:
 
 
 def take_out(what: object, variable: str = SEARCH) -> str:
-    """The cure where a variable names libraries that come before better ones."""
+    """Return the fix for a variable that names libraries before better ones."""
     return f"take {what} out of {variable}"
 
 
-def _cure(path: Path, variables: Mapping[str, str]) -> str:
+def _fix(path: Path, variables: Mapping[str, str]) -> str:
     stem = path.name.partition(".so")[0]
     for folder in variables.get(SEARCH, "").split(os.pathsep):
         if folder and any(file.name.startswith(stem) and _is_file(file, path) for file in _listed(Path(folder))):
             return take_out(folder)
     preloaded = re.split("[ :]", variables.get(PRELOAD, ""))
     named = next((each for each in preloaded if each and _is_file(Path(each), path)), "")
-    return take_out(named, PRELOAD) if named else f"see why the loader finds {path.parent} first"
+    return take_out(named, PRELOAD) if named else f"find out why the loader searches {path.parent} first"
 
 
 def version_of(path: str) -> str:
-    """What a library says of itself."""
+    """Return the version that a library reports."""
     try:
         library = ctypes.CDLL(path)
     except OSError:
@@ -134,7 +134,7 @@ def version_of(path: str) -> str:
 
 
 def mixed_cudnn(loaded: Iterable[Loaded]) -> str:
-    """What is wrong with the parts that cuDNN loads by itself, such as libcudnn_graph, when they are not of its own version."""
+    """Return an error if cuDNN's parts, such as libcudnn_graph, are not of its own version."""
     for each in loaded:
         if re.match(r"(?:lib)?cudnn(?:64_|\.so)", each.name):
             check = getattr(ctypes.CDLL(each.path), "cudnnGraphVersionCheck", None)

@@ -1,4 +1,4 @@
-"""The loader: which native module serves a stream, loaded once, or the reason why none does."""
+"""The loader: the native module of a stream, loaded once, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .table import Cuda, Version, dll_directories, library_paths, version
 
 @dataclass(frozen=True)
 class Engine:
-    """A native module and what the dispatch rules ask of the GPU it runs on."""
+    """A native module, and the properties of its GPU that dispatch rules use."""
 
     module: NativeModule
     capability: tuple[int, int]
@@ -46,10 +46,10 @@ _kept: list[Any] = []  # handles of preloaded libraries and DLL directories: bot
 
 
 def engine(stream: mx.Stream) -> Engine | str:
-    """The engine for a stream, or in words why the operation is composed of MLX's own instead.
+    """Return the engine of a stream, or the reason why MLX's operations compute its calls.
 
-    A stream on the CPU, or an MLX without a CUDA GPU, is no failure. Where a GPU is there and the native module cannot be used, one
-    RuntimeWarning says why and names the cure.
+    A stream on the CPU, or an MLX without a CUDA GPU, is not an error. If there is a GPU but the native module cannot be used, one
+    RuntimeWarning gives the reason and the fix.
     """
     if stream.device.type != mx.gpu:
         return "the stream is on the CPU"
@@ -67,7 +67,7 @@ def engine(stream: mx.Stream) -> Engine | str:
 
 
 def gpu(stream: mx.Stream) -> Gpu:
-    """Where the matrix products of a stream run."""
+    """Return the GPU of a stream, for dispatch rules."""
     found = engine(stream)
     if not isinstance(found, str):
         return Gpu(found.capability)
@@ -76,22 +76,22 @@ def gpu(stream: mx.Stream) -> Gpu:
 
 
 def module(stream: mx.Stream) -> NativeModule:
-    """The module for a stream that has one."""
+    """Return the module of a stream that has one."""
     found = engine(stream)
     assert not isinstance(found, str)  # noqa: S101  (it was there when the engine was chosen)
     return found.module
 
 
 def device_capability(device: mx.Device) -> tuple[int, int]:
-    """The compute capability of a GPU, which the kernels of others go by."""
+    """Return the compute capability of a GPU."""
     info = mx.device_info(device)
     return int(info["compute_capability_major"]), int(info["compute_capability_minor"])
 
 
 def capability(device: mx.Device) -> tuple[int, int]:
-    """The compute capability of a GPU, or the older one that MLX_CUDA_CAPABILITY names, whose code is to run on it.
+    """Return the compute capability of a GPU, or the older one of MLX_CUDA_CAPABILITY, whose code then runs on it.
 
-    A setting that cannot be meant is a ValueError, so that no call is composed because of it.
+    An invalid setting raises a ValueError, so that no call falls back because of it.
     """
     real = device_capability(device)
     named = os.environ.get(CAPABILITY)
@@ -107,14 +107,14 @@ def capability(device: mx.Device) -> tuple[int, int]:
 
 @cache
 def tf32() -> bool:
-    """Whether float32 products may run in TF32, as MLX's own do."""
+    """Return whether float32 matmuls may run in TF32, as MLX's own do."""
     with contextlib.suppress(ValueError):  # as atoi gives 0
         return int(os.environ.get("MLX_ENABLE_TF32", "1")) != 0
     return False
 
 
 def load() -> NativeModule | BackendError:
-    """The native module of the installed backend, or the error that every call is answered with; tried once."""
+    """Return the native module of the installed backend, or the error for every call; loading is tried once."""
     global _outcome, loaded  # noqa: PLW0603
     with _lock:
         if _outcome is None:
@@ -124,28 +124,28 @@ def load() -> NativeModule | BackendError:
                 restore_limits(module)
                 _outcome = loaded = module
             except BackendError as error:
-                warnings.warn(f"mlx_cuda composes MLX's own operations, which are slower. {error}", RuntimeWarning, stacklevel=4)
+                warnings.warn(f"mlx_cuda is not active: calls run on MLX's operations. {error}", RuntimeWarning, stacklevel=4)
                 _outcome = error
         return _outcome
 
 
 def on_cuda() -> bool:
-    """Whether MLX offers a CUDA GPU."""
+    """Return whether MLX has a CUDA GPU."""
     return bool(mx.cuda.is_available())
 
 
 def gpu_name() -> str:
-    """The first GPU's, whose measurements hold; none where MLX_CUDA_CAPABILITY has it be another one."""
+    """Return the name of the first GPU, for its measurements; empty if MLX_CUDA_CAPABILITY is set."""
     return "" if os.environ.get(CAPABILITY) else str(mx.device_info(mx.Device(mx.gpu, 0)).get("device_name", ""))
 
 
 def gpu_versions(module: NativeModule) -> dict[str, str]:
-    """What measurements hold for, besides that."""
+    """Return the versions for which measurements are valid."""
     return limits_file.versions(str(module.library_versions()["driver"]), str(module.build_info()["mlx"]))
 
 
 def restore_limits(module: NativeModule) -> None:
-    """Put those limits in force that were measured on the first GPU, or careful ones; where the driver does not tell, the family's."""
+    """Apply the first GPU's thresholds: measured ones or conservative defaults; the family's if the driver returns no name."""
     gpu = capability(mx.Device(mx.gpu, 0))
     limits.on_change(module.forget_calls)
     with contextlib.suppress(RuntimeError):
@@ -156,12 +156,12 @@ def restore_limits(module: NativeModule) -> None:
 def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
     # A library that is not where the table says may still be found by the system's loader, so that check only explains a failed import.
     if failed := checks.first_failure(env, besides=("libraries",)):
-        raise BackendError(failed.summary, cure=failed.cure)
+        raise BackendError(failed.summary, fix=failed.fix)
     if env.cuda is None:
-        raise BackendError(checks.without_cuda(env), cure=checks.pip_install("cu13"))
+        raise BackendError(checks.without_cuda(env), fix=checks.pip_install(env, "cu13"))
     if gpu < env.cuda.capability:
         oldest = f"older than {sm(env.cuda.capability)}, the oldest that mlx-cuda runs on"
-        raise BackendError(f"the GPU is {sm(gpu)}, {oldest}", cure="pass stream=mx.cpu")
+        raise BackendError(f"the GPU is {sm(gpu)}, {oldest}", fix="pass stream=mx.cpu")
     if sys.platform == "win32":
         _kept.extend(os.add_dll_directory(str(path)) for path in dll_directories(env.cuda, env.roots) if path.is_dir())
         _kept.extend(preload(loaded_by_name(env.cuda, env.roots)))
@@ -170,29 +170,28 @@ def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
     try:
         module = cast("NativeModule", importlib.import_module(f"mlx_cuda.{env.cuda.module}"))
     except ImportError as error:
-        if cure := load_errors.cure(str(error), env):
-            raise BackendError(str(error), cure=cure) from error
+        if fix := load_errors.fix(str(error), env):
+            raise BackendError(str(error), fix=fix) from error
         if missing := checks.first_failure(env):
-            raise BackendError(f"{error}; {missing.summary}", cure=missing.cure) from error
-        raise BackendError(str(error), cure=checks.ASK_DOCTOR) from error
+            raise BackendError(f"{error}; {missing.summary}", fix=missing.fix) from error
+        raise BackendError(str(error), fix=checks.ASK_DOCTOR) from error
     for source, fatbin in device_code.load(env.package, str(module.build_info()["device_code"])).items():
         module.add_device_code(source, fatbin)
     if set(device_code.read(env.package).serving(gpu)) == {""}:
-        raise BackendError(f"this build of mlx-cuda holds no code for {sm(gpu)}", cure="install a build that was made for it")
+        raise BackendError(f"this build of mlx-cuda holds no code for {sm(gpu)}", fix=checks.build_for(gpu))
     return module
 
 
 def elsewhere(cuda: Cuda, env: Environment) -> list[Path]:
-    """The libraries that RPATH does not reach, because their package lies in another site-packages directory than this one."""
+    """Return the libraries that RPATH does not reach, because their package is in another site-packages directory."""
     here = env.package.resolve().parent
     return [path for path in library_paths(cuda, "linux", env.roots).values() if not path.is_relative_to(here) and path.is_file()]
 
 
 def loaded_by_name(cuda: Cuda, roots: Mapping[str, Path]) -> list[Path]:
-    """What NVIDIA's libraries look for on Windows by a bare name. That finds what is loaded, and no directory that was added.
+    """Return the libraries that NVIDIA's libraries load on Windows by a bare name, which finds loaded libraries but no added directory.
 
-    Where another package, such as torch, has loaded one of them, the rest are taken from beside it: parts of two versions do not go
-    together.
+    If another package, such as torch, has loaded one of them, the others are loaded from its directory: versions must not be mixed.
     """
     others = [Path(path) for path in loaded_files.mapped()]
     paths: list[Path] = []
@@ -201,14 +200,14 @@ def loaded_by_name(cuda: Cuda, roots: Mapping[str, Path]) -> list[Path]:
         folder = next((path.parent for path in others if each.takes(path)), own)
         found = each.found(folder)
         if found and not found[0].match(each.files[0]):
-            cure = checks.reinstall(each.provider) if folder == own else f"reinstall the package of {found[0]}"
-            raise BackendError(f"{folder} has no {each.files[0]}, which {found[0].name} needs", cure=cure)
+            fix = checks.reinstall(each.provider) if folder == own else f"reinstall the package of {found[0]}"
+            raise BackendError(f"{folder} has no {each.files[0]}, which {found[0].name} needs", fix=fix)
         paths += found
     return paths
 
 
 def preload(paths: Iterable[Path]) -> list[ctypes.CDLL]:
-    """Load libraries by path: the loader then meets their sonames as already loaded, wherever they lie."""
+    """Load libraries by path, so that the loader finds their sonames already loaded."""
     return [_load_library(path) for path in paths]
 
 
@@ -216,4 +215,4 @@ def _load_library(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:  # in which Windows does not name the file
-        raise BackendError(f"{path} does not load: {error}", cure=checks.ASK_DOCTOR) from error
+        raise BackendError(f"{path} does not load: {error}", fix=checks.ASK_DOCTOR) from error

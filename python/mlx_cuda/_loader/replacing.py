@@ -1,4 +1,4 @@
-"""Functions that stand in for MLX's: which calls they leave to it, and whose errors reach the caller."""
+"""Replacements of MLX's functions: which calls they pass on to MLX, and whose errors reach the caller."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ONE = mx.array(1.0)
 
 
 def in_shapeless_trace() -> bool:
-    """Whether MLX is tracing a function for arrays of any size: ``shapeless=True`` of ``mx.compile`` and of exports.
+    """Return whether MLX is tracing a function for arrays of any size: ``shapeless=True`` of ``mx.compile`` and of exports.
 
-    What we choose is chosen for the sizes of the trace, so there MLX's own function computes. Of the trace itself MLX tells nothing, but
-    it broadcasts otherwise: what is broadcast to its own shape is computed once more when sizes are known.
+    An engine would be chosen for the sizes of the trace, so MLX's own function computes there. MLX does not report such a trace, but it
+    broadcasts differently: a broadcast to the array's own shape is computed again when sizes are known.
     """
     if native.loaded is not None:
         return native.loaded.in_shapeless_trace()
@@ -31,18 +31,17 @@ def in_shapeless_trace() -> bool:
 
 
 class Prepared(NamedTuple):
-    """A call that no operation has prepared."""
+    """A prepared call that is not of an operation."""
 
     result: Callable[[], Any] | None  # None: MLX's
     sizes: tuple[int, int] | None = None  # as those of a call of an operation
 
 
 def in_place_of(upstream: Callable[..., R], taken: Callable[[Any], bool] | None = None) -> Callable[[Callable[..., Any]], Callable[..., R]]:
-    """Decorate what checks a call's arguments and prepares it: a call of an operation or another. None, or a call that is not ``taken``,
-    leaves it to this function.
+    """Decorate a function that checks and prepares a call: it replaces MLX's function. None, or a call that is not ``taken``, goes to MLX.
 
-    Where it raises, that function says what is wrong with the arguments. If nothing is, either our operation takes less than MLX's, which
-    :class:`Refused` says, or the error is a fault of ours: it reaches the caller, as do all errors of what computes the call.
+    If it raises, MLX's function reports what is wrong with the arguments. If MLX accepts them, either mlx-cuda supports less, which is a
+    :class:`Refused`, or the error is a bug of mlx-cuda: it reaches the caller, as do all errors of the computation.
     """
 
     def replace(prepare: Callable[..., Any]) -> Callable[..., R]:

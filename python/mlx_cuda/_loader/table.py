@@ -1,4 +1,4 @@
-"""``_libraries.json`` as frozen dataclasses: what each native module may need at run time, and who supplies it."""
+"""``_libraries.json`` as frozen dataclasses: the libraries of each native module, and the packages that provide them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU_BACKEND = "mlx-cpu"
 
 
 def version(text: str) -> Version:
-    """The release numbers of a version: ``"9.19.0.56"`` becomes ``(9, 19, 0, 56)``; a suffix that is no number ends it."""
+    """Return the release numbers of a version: ``"9.19.0.56"`` becomes ``(9, 19, 0, 56)``; a suffix that is not a number ends it."""
     return tuple(map(int, takewhile(str.isdecimal, text.partition("+")[0].split("."))))
 
 
@@ -54,24 +54,24 @@ class Library:
 
 @dataclass(frozen=True)
 class Preload:
-    """DLLs that have to be loaded before anything asks for them by a bare name: patterns, the first of which no folder may lack."""
+    """DLLs to load before they are needed by a bare name: patterns, the first of which every folder must have."""
 
     provider: str
     directory: PurePosixPath
     files: tuple[str, ...]
 
     def takes(self, file: PurePath) -> bool:
-        """Whether a file is one of these, by its name."""
+        """Return whether a file is one of these, by its name."""
         return any(file.match(pattern) for pattern in self.files)
 
     def found(self, folder: Path) -> list[Path]:
-        """Those of a folder in the order in which they are loaded, each once."""
+        """Return those of a folder in loading order, each once."""
         return list(dict.fromkeys(path for pattern in self.files for path in sorted(folder.glob(pattern))))
 
 
 @dataclass(frozen=True)
 class Cuda:
-    """One CUDA major: its native module, its extra, and what that extra installs."""
+    """One CUDA major: its native module, its extra, and the packages of that extra."""
 
     major: int
     module: str
@@ -85,18 +85,18 @@ class Cuda:
 
     @property
     def backend(self) -> str:
-        """The package of MLX's own backend for this major."""
+        """Return the package of MLX's backend for this major."""
         return f"mlx-cuda-{self.major}"
 
     @property
     def needed(self) -> tuple[Library, ...]:
-        """The libraries that the native module links."""
+        """Return the libraries that the native module links."""
         return tuple(library for library in self.libraries if library.needed)
 
 
 @dataclass(frozen=True)
 class Table:
-    """What this build was made for: the MLX version, the glibc of MLX's wheels, and each CUDA major."""
+    """The versions of this build: MLX, the glibc of MLX's wheels, and each CUDA major."""
 
     mlx: str
     glibc: str
@@ -104,11 +104,11 @@ class Table:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Every package that supplies MLX's backend library, of which an environment can hold one."""
+        """Return every package with MLX's backend library; an environment can have only one."""
         return (*(cuda.backend for cuda in self.cuda.values()), CPU_BACKEND)
 
     def packages(self) -> tuple[str, ...]:
-        """Every package that a check looks at."""
+        """Return every package that a check reads."""
         names = dict.fromkeys((FRONTEND, "nanobind-backend", *self.backends))
         for cuda in self.cuda.values():
             suppliers = *(library.provider for library in cuda.libraries), *(each.provider for each in cuda.preload)
@@ -117,12 +117,12 @@ class Table:
 
 
 def library_paths(cuda: Cuda, system: System, roots: Mapping[str, Path]) -> dict[str, Path]:
-    """Where each needed library lies, given the site-packages directory that holds each provider."""
+    """Return the path of each needed library, given the site-packages directory of each provider."""
     return {library.name: roots[library.provider] / library.files[system] for library in cuda.needed if library.provider in roots}
 
 
 def dll_directories(cuda: Cuda, roots: Mapping[str, Path]) -> tuple[Path, ...]:
-    """The directories that Windows has to search before the native module is loaded, each once, in the table's order."""
+    """Return the directories that Windows must search before the native module is loaded, each once, in the table's order."""
     return tuple(dict.fromkeys(path.parent for path in library_paths(cuda, "windows", roots).values()))
 
 

@@ -24,7 +24,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found for a product: the bytes of the library's algorithm, its time, and that of the heuristic's choice."""
+    """What was found for a matmul: the bytes of the library's algorithm, its time, and that of the heuristic's choice."""
 
     algorithm: str
     microseconds: float
@@ -45,12 +45,12 @@ def default_path() -> Path | None:
 
 
 def read(path: Path) -> dict[str, Tuned] | None:
-    """The products of a file, none where there is no file; None, with a warning, where it is not one of ours."""
+    """The matmuls of a file, none where there is no file; None, with a warning, where it is not one of mlx-cuda."""
     return read_as(parse, path, "tuned algorithms")
 
 
 def read_as(parse: Callable[[str], dict[str, T]], path: Path, what: str) -> dict[str, T] | None:
-    """What a file's text holds, nothing where there is none; None, with a warning, where a ValueError says that it is not one of ours."""
+    """Return the results in a file, none if there is no file; None, with a warning, if it has another format."""
     try:
         return parse(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -62,7 +62,7 @@ def read_as(parse: Callable[[str], dict[str, T]], path: Path, what: str) -> dict
 
 
 def parse(text: str) -> dict[str, Tuned]:
-    """The products of a file's text; a ValueError says what is wrong with it."""
+    """The matmuls of a file's text; a ValueError says what is wrong with it."""
     content = json.loads(text)
     if not isinstance(content, dict) or content.get("mlx_cuda_tuned") != FORMAT or not isinstance(content.get("products"), dict):
         raise ValueError(f"not of the format {FORMAT}")
@@ -77,7 +77,7 @@ def _product(key: str, value: Any) -> Tuned:
 
 
 def add(path: Path, products: dict[str, Tuned]) -> None:
-    """Put products into a file, beside those that it holds. Another process sees the old file or the new one."""
+    """Put matmuls into a file, beside those that it holds. Another process sees the old file or the new one."""
     known = read(path)
     if known is None or known == known | products:
         return

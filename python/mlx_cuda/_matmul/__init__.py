@@ -1,1 +1,1 @@
-"""Matrix products: their rules, and what calls each kernel."""
+"""Matmul: dispatch rules, and the calls of each kernel."""

@@ -1,9 +1,9 @@
-"""MLX's products with a batch of quantised weights, brought into the one layout for which they are right on CUDA.
+"""MLX's matmuls with a batch of quantized weights, in the one layout for which they are right on CUDA.
 
-MLX 0.32.4 multiplies all of a batch with its first matrix where weights are broadcast, as keys are that several heads of queries share,
-and has no kernel for a batch that is part of another array, as the keys of a cache are. So axes along which weights are broadcast become
-rows of x, which reads the weights once, and the weights become contiguous. Where K is one or two tiles, its kernel reads beyond the ends of
-x and of the weights, so K is padded to three. More matrices than a grid holds, or results than an int counts, are computed in parts.
+MLX 0.32.4 multiplies a whole batch by its first matrix if weights are broadcast (as keys that several query heads share), and has no
+kernel for a batch that is a slice of another array (as the keys of a cache). So axes along which weights are broadcast become tokens of
+x, which reads the weights once, and the weights become contiguous. If K is one or two tiles, its kernel reads beyond the ends of x and of
+the weights, so K is padded to three. More matrices than a grid holds, or results than an int counts, are computed in parts.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _product(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.ar
 
 
 def _in_parts(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.array:
-    """MLX's product with contiguous weights, in as many calls as it counts results in an int and has matrices in a grid."""
+    """Call MLX's matmul with contiguous weights in parts: it counts results in an int and matrices in a grid."""
     batch, (rows, _), columns = x.shape[:-2], x.shape[-2:], parts[0].shape[-2]
     most = max(MOST_COUNTED // (columns if form[0] else parts[0].shape[-1] * 32), 1)
     if rows > most:
@@ -81,7 +81,7 @@ def _in_parts(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.a
 
 
 def _padded(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.array:
-    """MLX's product; what it reads in tiles has as many of these as it reads ahead, here and where x is differentiated."""
+    """Call MLX's matmul with K padded to the number of tiles that it prefetches, also for the gradient of x."""
     w, scales, *rest = parts
     transpose, _, bits, mode = form
     if bits is None and mode in FORMATS:
@@ -106,5 +106,5 @@ def _traced(x: mx.array) -> bool:
 
 
 def _wider(array: mx.array, by: int) -> mx.array:
-    """With zeros behind each row: of numbers, and of what stands for them in packed weights, their scales and biases."""
+    """Append zeros to each row of values, or of packed weights, their scales and biases."""
     return mx.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, by)])

@@ -1,4 +1,4 @@
-"""How weights are quantised, and whether their parts fit together."""
+"""Formats of quantized weights, and checks of their parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMATS = {  # mode: group sizes and bits, the defaults first
 
 
 class Format(NamedTuple):
-    """How weights are quantised, in the order in which functions take it."""
+    """The format of quantized weights, in the order of the functions' arguments."""
 
     group_size: int
     bits: int
@@ -30,12 +30,12 @@ class Format(NamedTuple):
 
 
 def spec(array: mx.array | None) -> Spec | None:
-    """What a plan needs to know of an array."""
+    """Return the properties of an array that a plan needs."""
     return None if array is None else (array.shape, array.dtype)
 
 
 def require_options(operation: str, transpose: object, group_size: object, bits: object, mode: object) -> None:
-    """Raise a TypeError that names the first of these that is of another type than MLX's function takes."""
+    """Raise a TypeError that names the first option with a type that MLX's function does not accept."""
     require_flags(operation, transpose=transpose)
     for name, value in (("group_size", group_size), ("bits", bits)):
         if value is not None and not isinstance(value, SupportsIndex):
@@ -45,7 +45,7 @@ def require_options(operation: str, transpose: object, group_size: object, bits:
 
 
 def weights(operation: str, parts: Parts, transpose: bool, group_size: int | None, bits: int | None, mode: str) -> tuple[Format, int, int]:
-    """How the weights are quantised, and the sizes n and k, where all parts fit together."""
+    """Check the parts of quantized weights, and return their format and the sizes n and k."""
     require_options(operation, transpose, group_size, bits, mode)
     if mode not in FORMATS:
         raise WrongValue(f"[{operation}] mode must be one of {', '.join(map(repr, FORMATS))}, got {mode!r}.")
@@ -82,7 +82,7 @@ def weights(operation: str, parts: Parts, transpose: bool, group_size: int | Non
 
 
 def computed_in(operation: str, x: Spec, scales: Spec, biases: Spec | None) -> mx.Dtype:
-    """The dtype of the result, which has to be one that MLX computes in."""
+    """Return the dtype of the result; raise an error if MLX does not compute in it."""
     return dense_dtype(operation, x[1] if biases is None else promoted(x[1], promoted(scales[1], biases[1])))
 
 

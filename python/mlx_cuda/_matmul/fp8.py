@@ -1,4 +1,4 @@
-"""Products of 8-bit floating point numbers (e4m3), with the scales that make them of use."""
+"""FP8 (E4M3) matmul and quantization."""
 
 from __future__ import annotations
 
@@ -52,27 +52,27 @@ def fp8_matmul(
     a: mx.array, b: mx.array, *, scale_a: mx.array | None = None, scale_b: mx.array | None = None, bias: mx.array | None = None,
     out_dtype: mx.Dtype = mx.bfloat16, stream: StreamOrDevice = None,
 ) -> Fp8Call:  # fmt: skip
-    """``(scale_a * a) @ (scale_b * b).T + bias`` of e4m3 numbers, in uint8 as :func:`mlx.core.to_fp8` gives them.
+    """Compute ``(scale_a * a) @ (scale_b * b).T + bias`` for FP8 (E4M3) operands, uint8 as :func:`mlx.core.to_fp8` returns them.
 
     Args:
-        a: ``[..., M, K]``.
-        b: ``[N, K]``, as :class:`mlx.nn.Linear` keeps its weights.
-        scale_a: One for all (``[]`` or ``[1]``), one for each row (``[..., M, 1]``), or one for each 128 numbers of a row
-            (``[..., M, ceil(K / 128)]``): what :func:`quantize_fp8` gives with ``axis`` None, -1 and ``"block128"``.
-        scale_b: One for all, one for each row (``[N, 1]``), or one for each tile of 128 x 128
+        a: FP8 ``[..., M, K]``.
+        b: FP8 ``[N, K]``, in the layout of :class:`mlx.nn.Linear`.
+        scale_a: One scale for all (``[]`` or ``[1]``), per token (``[..., M, 1]``), or per 128 values of a token
+            (``[..., M, ceil(K / 128)]``): as :func:`quantize_fp8` returns them with ``axis`` None, -1 and ``"block128"``.
+        scale_b: One scale for all, per output (``[N, 1]``), or per tile of 128 x 128
             (``[ceil(N / 128), ceil(K / 128)]``, ``axis="block128x128"``).
         bias: ``[N]``.
         out_dtype: bfloat16, float16 or float32.
         stream: Stream or device to run on.
 
     Returns:
-        An array ``[..., M, N]`` of ``out_dtype``, summed in float32. Gradients reach the bias alone.
+        An array ``[..., M, N]`` of ``out_dtype``, accumulated in float32. Only the bias has gradients.
 
     Raises:
-        ValueError: The shapes or dtypes do not fit.
-        TypeError: An argument is no MLX array, or ``out_dtype`` no dtype.
+        ValueError: Shapes or dtypes do not fit.
+        TypeError: An argument is not an MLX array, or ``out_dtype`` is not a dtype.
 
-    On GPUs from sm_89 on cuBLASLt multiplies the numbers as they are; elsewhere they are converted to float32.
+    From sm_89 on, cuBLASLt multiplies in FP8; on other devices the operands are converted to float32.
     """
     optional = {"scale_a": scale_a, "scale_b": scale_b, "bias": bias}
     require_arrays("fp8_matmul", tuple(optional), a=a, b=b, **optional)
@@ -99,7 +99,7 @@ def fp8_matmul(
 
 @lru_cache(CACHED_SHAPES)
 def _blocked(a: Shape, b: Shape, scale_a: Shape | None, scale_b: Shape | None, bias: Shape | None) -> tuple[bool, bool]:
-    """Whether the scales are those of blocks, where all shapes fit."""
+    """Check all shapes, and return whether the scales are per block."""
     if len(a) < 1 or len(b) != 2 or a[-1] != b[1]:
         raise WrongValue(f"[fp8_matmul] Shapes must be a [..., M, K] and b [N, K], got {shape_text(a, b)}.")
     if bias is not None and bias != b[:1]:
@@ -121,7 +121,7 @@ def _of_blocks(name: str, scale: Shape | None, rows: Shape, blocks: Shape) -> bo
 
 
 def _composed(call: Fp8Call) -> mx.array:
-    """In float32; scales of rows and of all after the product, which then is exact in TF32."""
+    """Compute the call in float32. Scales per token or per tensor are applied after the matmul, which then is exact in TF32."""
     a, b = mx.from_fp8(call.a, mx.float32), mx.from_fp8(call.b, mx.float32)
     rows, columns = (None if scale is None else mx.stop_gradient(scale) for scale in (call.scale_a, call.scale_b))
     if rows is not None and call.blocked[0]:
@@ -139,7 +139,7 @@ def _composed(call: Fp8Call) -> mx.array:
 
 
 def _spread(scales: mx.array, shape: Shape) -> mx.array:
-    """Each scale for the numbers of this shape that it belongs to: 128 along each axis that has fewer scales."""
+    """Broadcast each scale to the values of this shape that share it: 128 along each axis with fewer scales."""
     for axis, size in enumerate(shape):
         if scales.shape[axis] != size:
             scales = mx.repeat(scales, BLOCK, axis)
@@ -148,24 +148,24 @@ def _spread(scales: mx.array, shape: Shape) -> mx.array:
 
 @operation("tuple[mx.array, mx.array]", is_cached=False)
 def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = None) -> DirectCall[tuple[mx.array, mx.array]]:
-    """Numbers as e4m3, and the scales that they have to be multiplied with.
+    """Quantize an array to FP8 (E4M3) and return the values with their scales.
 
     Args:
-        x: Numbers, ``[..., K]``; with ``axis="block128x128"`` ``[N, K]``.
-        axis: What shares a scale: None: all numbers; -1: those of a row; ``"block128"``: each 128 numbers of a row (for
-            activations); ``"block128x128"``: each tile of 128 x 128 (for weights).
+        x: Values, ``[..., K]``; with ``axis="block128x128"`` ``[N, K]``.
+        axis: The values that share a scale: None: all; -1: the last axis; ``"block128"``: 128 values of the last axis (for
+            activations); ``"block128x128"``: a tile of 128 x 128 (for weights).
         stream: Stream or device to run on.
 
     Returns:
-        The numbers in uint8 as :func:`mlx.core.to_fp8` gives them, and float32 scales ``[1]``, ``[..., 1]``, ``[..., ceil(K / 128)]``
-        or ``[ceil(N / 128), ceil(K / 128)]``: the largest finite magnitude by 448, the largest of e4m3, and at least 2 ** -126.
+        The values in uint8, as :func:`mlx.core.to_fp8` returns them, and float32 scales ``[1]``, ``[..., 1]``, ``[..., ceil(K / 128)]``
+        or ``[ceil(N / 128), ceil(K / 128)]``: the largest finite magnitude divided by 448 (the maximum of E4M3), at least 2 ** -126.
 
     Raises:
         ValueError: The shape, dtype or axis does not fit.
-        TypeError: x is no MLX array.
+        TypeError: x is not an MLX array.
 
-    e4m3 is that of arXiv:2209.05433, without infinities: what is larger than 448 times the scale becomes that, and NaN stays NaN.
-    float16, bfloat16 and float32 on a CUDA GPU are read once or twice by a kernel; everything else is composed of MLX's operations.
+    E4M3 is that of arXiv:2209.05433, without infinities: values above 448 times the scale saturate, NaN stays NaN. float16, bfloat16 and
+    float32 on a CUDA GPU are quantized by a kernel that reads them once or twice; other calls run on MLX's operations.
     """
     require_arrays("quantize_fp8", x=x)
     if axis not in HOW:
@@ -196,7 +196,7 @@ def _composed_quantize(x: mx.array, how: str) -> tuple[mx.array, mx.array]:
 
 
 def _largest(x: mx.array, *, axis: int) -> mx.array:
-    """The largest of each 128 along an axis, of which the last may be fewer."""
+    """Return the largest of each 128 values along an axis; the last block may be smaller."""
     padding = [(0, 0)] * x.ndim
     padding[axis] = (0, -x.shape[axis] % BLOCK)
     return mx.unflatten(mx.pad(x, padding), axis, (-(-x.shape[axis] // BLOCK), BLOCK)).max(axis=axis)

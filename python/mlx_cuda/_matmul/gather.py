@@ -1,4 +1,4 @@
-"""Products of matrices by number, as rows name their experts: dense and quantised."""
+"""Matmuls with selected matrices, as for MoE: dense and quantized."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ CONSTANT_PAIRS = 64  # up to this many, default indices are kept as constants, a
 
 
 class GatherPlan(NamedTuple):
-    """What a call comes to."""
+    """The plan of a call: shapes, dtype and engine."""
 
     dtype: mx.Dtype
     form: Format | None  # None: dense
-    pairs: Shape  # of the products, in front of the result's last two dimensions
+    pairs: Shape  # of the matmuls, in front of the result's last two dimensions
     stacked: Shape  # x in 3 dimensions
     out: Shape
     empty: bool
@@ -45,7 +45,7 @@ class GatherPlan(NamedTuple):
     def of(
         cls, dtype: mx.Dtype, form: Format | None, shapes: tuple[Shape, Shape, Shape], in_turn: bool, ordered: bool, choice: Choice
     ) -> GatherPlan:
-        """Of the shapes of x, w and the result."""
+        """Plan for the shapes of x, w and the result."""
         x, w, out = shapes
         return cls(dtype, form, out[:-2], (math.prod(x[:-2]), *x[-2:]), out, 0 in (*out, *x, *w), in_turn, ordered, choice)
 
@@ -109,28 +109,28 @@ def gather_mm(
     sorted_indices: bool = False,
     stream: StreamOrDevice = None,
 ) -> GatherCall:
-    """``a[lhs_indices] @ b[rhs_indices]`` without the copies, as :func:`mlx.core.gather_mm`.
+    """Compute ``a[lhs_indices] @ b[rhs_indices]`` without copies, as :func:`mlx.core.gather_mm`.
 
     Args:
         a: Matrices, ``[..., M, K]``.
-        b: Matrices, ``[..., K, N]``.
-        lhs_indices: Integers, flat indices of a's matrices; default all of them in order. They broadcast with ``rhs_indices``.
-        rhs_indices: Likewise of b's.
-        sorted_indices: Whether the indices rise, where only one of the two is given.
+        b: Matrices, ``[..., K, N]``, such as the weights of MoE experts.
+        lhs_indices: Integers, flat indices of a's matrices; default: all in order. They broadcast with ``rhs_indices``.
+        rhs_indices: Integers, flat indices of b's matrices; default: all in order.
+        sorted_indices: Whether the indices are sorted, if only one of the two is given.
         stream: Stream or device to run on.
 
     Returns:
-        An array of the indices' shape and ``[M, N]``, in the dtype that a and b promote to.
+        An array of the shape of the indices and ``[M, N]``, in the dtype that a and b promote to.
 
     Raises:
-        ValueError: The shapes or dtypes do not fit.
-        TypeError: An argument is no MLX array, or an option not of the type that MLX takes.
+        ValueError: Shapes or dtypes do not fit.
+        TypeError: An argument is not an MLX array, or an option has a type that MLX does not accept.
 
-    float16 and bfloat16 with K a multiple of 8 on a CUDA GPU: few rows go to a kernel that reads the matrices that they name, more of
-    them to the kernel of :func:`grouped_matmul`, in the order of ``rhs_indices``. Without indices it is :func:`mlx.core.matmul`.
+    On a CUDA GPU, float16 and bfloat16 with K a multiple of 8: few tokens run in a kernel that reads the selected matrices, more in the
+    grouped GEMM of :func:`grouped_matmul`, sorted by ``rhs_indices``. Without indices it is :func:`mlx.core.matmul`.
     Gradients reach a and b.
     """
-    vectors = []  # are a row and a column, but in a plain product
+    vectors = []  # are a row and a column, but in a plain matmul
     if (lhs_indices is not None or rhs_indices is not None) and isinstance(a, mx.array) and isinstance(b, mx.array):
         if a.ndim == 1:
             a = mx.expand_dims(a, 0, stream=stream)
@@ -160,33 +160,33 @@ def gather_qmm(
     sorted_indices: bool = False,
     stream: StreamOrDevice = None,
 ) -> GatherCall | QuantizedCall:
-    """:func:`gather_mm` with quantised matrices, as :func:`mlx.core.gather_qmm`.
+    """Compute :func:`gather_mm` with quantized weights, as :func:`mlx.core.gather_qmm`.
 
     Args:
         x: Matrices, ``[..., M, K]``.
-        w: Matrices as :func:`mlx.core.quantize` packs them, as in :func:`quantized_matmul`.
-        scales: A scale for each group of numbers in a row of w.
-        biases: Likewise a bias, for ``"affine"`` only.
+        w: Weights as :func:`mlx.core.quantize` returns them, as in :func:`quantized_matmul`.
+        scales: One scale for each group of values along the last axis of w.
+        biases: One bias for each group, for ``"affine"`` only.
         lhs_indices: As in :func:`gather_mm`.
         rhs_indices: As in :func:`gather_mm`.
-        transpose: Whether to multiply with the transposed weights.
-        group_size: Numbers that share a scale; default that of the mode.
-        bits: Bits of a number; default that of the mode.
+        transpose: Whether to multiply by the transposed weights.
+        group_size: Values that share a scale; default: that of the mode.
+        bits: Bits of a value; default: that of the mode.
         mode: ``"affine"``, ``"mxfp4"``, ``"mxfp8"`` or ``"nvfp4"``.
-        global_scale: float32 ``[E]``, a further scale of each expert, for ``"nvfp4"`` on the GPU: computed by MLX.
+        global_scale: float32 ``[E]``, one more scale per expert, for ``"nvfp4"`` on the GPU: computed by MLX.
         sorted_indices: As in :func:`gather_mm`.
         stream: Stream or device to run on.
 
     Returns:
-        An array of the indices' shape and ``[M, N]``, in the dtype that x and the affine scales and biases promote to.
+        An array of the shape of the indices and ``[M, N]``, in the dtype that x and the affine scales and biases promote to.
 
     Raises:
-        ValueError: The shapes, dtypes or the quantisation do not fit.
-        TypeError: An argument is no MLX array, or an option not of the type that MLX takes.
+        ValueError: Shapes, dtypes or the quantization do not fit.
+        TypeError: An argument is not an MLX array, or an option has a type that MLX does not accept.
 
-    float16, bfloat16 and float32 on a CUDA GPU: up to 64 rows by kernels that read each named expert's weights once; more of 16 bits as
-    in :func:`gather_mm`, with weights that the kernel unpacks itself (Hopper, K a multiple of 64) or that are dequantised before. The rest
-    is MLX's own. Gradients reach x, and affine scales and biases.
+    On a CUDA GPU, float16, bfloat16 and float32: up to 64 tokens run in kernels that read the weights of each selected expert once; more
+    16-bit tokens in the grouped GEMM, whose weights are dequantized in the kernel (Hopper, K a multiple of 64) or before it. Other calls
+    are MLX's. Gradients reach x, and affine scales and biases.
     """
     if lhs_indices is None and rhs_indices is None and global_scale is None:  # one of quantized_matmul
         require_flags("gather_qmm", sorted_indices=sorted_indices)
@@ -207,7 +207,7 @@ def gather_qmm(
 
 
 def misread_by_mlx(call: Call[mx.array]) -> bool:
-    """Whether a call that is left to MLX's function has to reach it by way of ours, which gives it operands that it reads right on CUDA."""
+    """Whether a call that MLX computes must pass through mlx-cuda, which gives MLX operands in layouts that it reads right on CUDA."""
     if not isinstance(call, GatherCall) or (call.lhs is None and call.rhs is None):
         return False
     return call.choice.engine == "mlx" and call.stream.device.type == mx.gpu and native.on_cuda()
@@ -217,7 +217,7 @@ def gather_dense(
     a: mx.array, b: mx.array, lhs_indices: mx.array | None, rhs_indices: mx.array | None, *,
     sorted_indices: bool, transpose: bool, stream: StreamOrDevice = None,
 ) -> GatherCall:  # fmt: skip
-    """A call of :func:`gather_mm` with matrices. With ``transpose``, b is ``[..., N, K]``."""
+    """Prepare a call of :func:`gather_mm` with dense matrices. With ``transpose``, b is ``[..., N, K]``."""
     on = resolve(stream)
     try:
         plan = _dense_plan((spec(a), spec(b), spec(lhs_indices), spec(rhs_indices)), transpose, sorted_indices, native.gpu(on))
@@ -229,7 +229,7 @@ def gather_dense(
 
 
 def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx.array | None, mx.array | None, mx.array]:
-    """x, w, scales, biases and the indices as the native module takes them: in 3 dimensions, and an index for each pair."""
+    """Return x, w, scales, biases and the indices for the native module: in 3 dimensions, with one index per pair."""
     x, w, scales, biases, on, plan = call.x, call.w, call.scales, call.biases, call.stream, call.plan
     x = cast(x, plan.dtype, on)
     if x.ndim != 3:
@@ -243,13 +243,13 @@ def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx
 
 
 def _small_m(call: GatherCall) -> tuple[Any, ...]:
-    """What the native module's quantized_small_m is called with."""
+    """Return the arguments of the native module's quantized_small_m."""
     assert call.plan.form is not None  # noqa: S101  (the weights are quantised)
     return (*_operands(call), call.transpose, *call.plan.form, False, call.plan.ordered, call.stream)
 
 
 def _in_order(x: mx.array, lhs: mx.array | None, rhs: mx.array, experts: QuantizedExperts, plan: GatherPlan, stream: mx.Stream) -> mx.array:
-    """Rows of ``[batches, M, K]`` in the order of their experts, the product of these groups, and its rows as the pairs want them."""
+    """Sort the tokens ``[batches, M, K]`` by expert, run the grouped GEMM, and return the result in the order of the pairs."""
     order = None
     if not plan.ordered:
         order = mx.argsort(rhs)
@@ -265,7 +265,7 @@ def _in_order(x: mx.array, lhs: mx.array | None, rhs: mx.array, experts: Quantiz
 
 
 def _upstream(call: GatherCall) -> mx.array:
-    """MLX's own function, or what is composed of it."""
+    """Call MLX's function, or the fallback."""
     plan, transpose = call.plan, call.transpose
     if call.lhs is None and call.rhs is None and plan.form is None:
         return mx.matmul(call.x, call.w.swapaxes(-1, -2) if transpose else call.w)
@@ -285,7 +285,7 @@ def _upstream(call: GatherCall) -> mx.array:
 
 
 def _batch(matrices: mx.array) -> mx.array:
-    """In 3 dimensions or more: MLX 0.32.4 has no gradient of a single matrix."""
+    """Return an array with at least 3 dimensions: MLX 0.32.4 has no gradient of a single matrix."""
     return matrices[None] if matrices.ndim == 2 else matrices
 
 
@@ -295,7 +295,7 @@ def _dense_plan(arrays: tuple[Any, ...], transpose: bool, sorted_indices: bool, 
     require_flags("gather_mm", sorted_indices=sorted_indices)
     left, right = a[0], b[0]
     if lhs is None and rhs is None:  # of whose operands MLX says itself what is wrong
-        choice = Choice("mlx", "without indices it is a plain product")
+        choice = Choice("mlx", "without indices it is a plain matmul")
         return GatherPlan(promoted(a[1], b[1]), None, (), left, (), False, False, False, choice)
     if len(left) < 2 or len(right) < 2 or left[-1] != right[-1 if transpose else -2]:
         form = "[..., N, K]" if transpose else "[..., K, N]"
@@ -334,7 +334,7 @@ def _quantized_plan(
 
 
 def _pairs(operation: str, x: Shape, w: Shape, lhs: Spec | None, rhs: Spec | None, *, sorted_indices: bool) -> tuple[Shape, bool]:
-    """The shape that the indices broadcast to, those by default included, and whether the experts' rise over all pairs."""
+    """Return the broadcast shape of the indices, defaults included, and whether the experts are sorted over all pairs."""
     for name, indices in (("lhs_indices", lhs), ("rhs_indices", rhs)):
         if indices is not None and not mx.issubdtype(indices[1], mx.integer):
             raise WrongValue(f"[{operation}] {name} must be integers, got {dtype_name(indices[1])}.")
@@ -347,14 +347,14 @@ def _pairs(operation: str, x: Shape, w: Shape, lhs: Spec | None, rhs: Spec | Non
 
 
 def _rises(indices: Shape, pairs: Shape) -> bool:
-    """Whether indices of this shape that rise still do when they are broadcast: where each is only repeated on the spot."""
+    """Return whether sorted indices of this shape are still sorted after broadcasting."""
     sizes = (1,) * (len(pairs) - len(indices)) + indices
     same = next((i for i, (size, wanted) in enumerate(zip(sizes, pairs, strict=True)) if size != wanted), len(pairs))
     return set(sizes[same:]) <= {1}
 
 
 def _flat(indices: mx.array | None, batch: Shape, pairs: Shape, stream: mx.Stream) -> mx.array:
-    """The indices, or those of all matrices in order, broadcast to all pairs: uint32 ``[pairs]``."""
+    """Return the indices, or those of all matrices in order, broadcast to all pairs: uint32 ``[pairs]``."""
     if indices is None:
         if math.prod(pairs) <= CONSTANT_PAIRS:
             return _default_indices(batch, pairs)
@@ -376,5 +376,5 @@ def _default_indices(batch: Shape, pairs: Shape) -> mx.array:
 
 
 def stacked(w: mx.array, stream: mx.Stream) -> mx.array:
-    """Matrices one after another, ``[E, …]``."""
+    """Return the matrices in one dimension, ``[E, …]``."""
     return w if w.ndim == 3 else w.reshape(-1, *w.shape[-2:], stream=stream)

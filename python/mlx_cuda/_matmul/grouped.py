@@ -1,4 +1,4 @@
-"""Products of groups of rows, each with a matrix of its own, as the experts of a mixture have them: dense and quantised."""
+"""Grouped GEMM: groups of tokens, each with its own matrix, as for MoE; dense and quantized."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class QuantizedExperts(NamedTuple):
-    """Quantised weights ``[E, …]``, and how they are multiplied with."""
+    """Quantized weights ``[E, …]`` and their format."""
 
     w: mx.array
     scales: mx.array
@@ -34,7 +34,7 @@ class QuantizedExperts(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a call comes to: the dtype and width of the result, and who computes it."""
+    """The plan of a call: the dtype and width of the result, and the engine."""
 
     dtype: mx.Dtype
     n: int
@@ -69,24 +69,24 @@ class GroupedCall(Call[mx.array]):
 
 @operation()
 def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bool = True, stream: StreamOrDevice = None) -> GroupedCall:
-    """Each group of rows by the matrix of its own: ``x[offsets[e]:offsets[e + 1]] @ w[e].T``.
+    """Compute ``x[offsets[e]:offsets[e + 1]] @ w[e].T`` for each group e in one grouped GEMM.
 
     Args:
-        x: Rows in the order of the groups, ``[M, K]``.
-        w: A matrix for each group, ``[E, N, K]``, or ``[E, K, N]`` without ``transpose``.
-        offsets: int32 ``[E + 1]``, rising from 0 to M at most, on the device: nothing waits for it. Groups may be empty.
-        transpose: Whether to multiply with the transposed matrices.
+        x: Tokens sorted by group, ``[M, K]``.
+        w: One matrix per group, ``[E, N, K]``, or ``[E, K, N]`` without ``transpose``.
+        offsets: int32 ``[E + 1]``, increasing from 0 to at most M. They stay on the device: nothing synchronizes. Groups may be empty.
+        transpose: Whether to multiply by the transposed matrices.
         stream: Stream or device to run on.
 
     Returns:
-        An array ``[M, N]`` in the dtype that x and w promote to. Rows beyond the last group are zeros.
+        An array ``[M, N]`` in the dtype that x and w promote to. Tokens after the last group are zeros.
 
     Raises:
-        ValueError: The shapes or dtypes do not fit.
-        TypeError: An argument is no MLX array, or ``transpose`` neither True nor False.
+        ValueError: Shapes or dtypes do not fit.
+        TypeError: An argument is not an MLX array, or ``transpose`` is not a bool.
 
-    float16 and bfloat16 with K a multiple of 8 on a CUDA GPU are computed by one grouped kernel, however many groups there are;
-    everything else by :func:`mlx.core.gather_mm`. Gradients reach x and w.
+    float16 and bfloat16 with K a multiple of 8 on a CUDA GPU run in one grouped GEMM for any number of groups, other calls in
+    :func:`mlx.core.gather_mm`. Gradients reach x and w.
     """
     require_arrays("grouped_matmul", x=x, w=w, offsets=offsets)
     require_flags("grouped_matmul", transpose=transpose)
@@ -99,7 +99,7 @@ def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bo
 
 @lru_cache(CACHED_SHAPES)
 def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: bool, gpu: Gpu) -> Plan:
-    """The plan, where shapes and dtypes fit."""
+    """Check shapes and dtypes, and return the plan."""
     if len(x) != 2 or len(w) != 3 or x[1] != w[2 if transpose else 1]:
         form = "[E, N, K]" if transpose else "[E, K, N]"
         raise WrongValue(f"[grouped_matmul] Shapes must be x [M, K] and w {form}, got {shape_text(x, w)}.")
@@ -109,7 +109,7 @@ def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: b
 
 
 def product_of_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: mx.Stream) -> mx.array:
-    """The product by whoever is chosen."""
+    """Return the result of the chosen engine."""
     if _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, native.gpu(stream)).choice.engine == "grouped":
         return native.module(stream).grouped_matmul(x, w, offsets, transpose, stream)
 
@@ -127,7 +127,7 @@ def product_of_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bo
 
 
 def _segments(a: mx.array, b: mx.array, offsets: mx.array, stream: mx.Stream) -> mx.array:
-    """``a[rows of e].T @ b[rows of e]`` for each group: ``[E, columns of a, columns of b]``."""
+    """Compute ``a[tokens of e].T @ b[tokens of e]`` for each group: ``[E, columns of a, columns of b]``."""
 
     def forward(a: mx.array, b: mx.array) -> mx.array:
         bounds = mx.stack([offsets[:-1], offsets[1:]], axis=1, stream=stream)
@@ -152,7 +152,7 @@ def _composed_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: boo
 
 
 def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array, stream: mx.Stream) -> mx.array:
-    """The same with quantised matrices, on our kernel, which was chosen; its gradient where that takes it too."""
+    """Run the grouped GEMM with quantized weights on mlx-cuda's kernel; its gradient too, if the kernel supports it."""
     module, w, transpose, form = native.module(stream), experts.w, experts.transpose, experts.form
 
     def forward(x: mx.array, *parts: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""The linear layer with its bias and activation in the matrix product's epilogue."""
+"""The linear layer, with bias and activation in the GEMM's epilogue."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Activation = Literal["relu", "gelu_approx"]
 def linear(
     x: mx.array, w: mx.array, bias: mx.array | None = None, *, activation: Activation | None = None, stream: StreamOrDevice = None
 ) -> DirectCall[mx.array]:
-    """``activation(x @ w.T + bias)``, on a CUDA GPU as one cuBLASLt call with bias and activation in its epilogue.
+    """Compute ``activation(x @ w.T + bias)``, as one cuBLASLt call with a fused epilogue on a CUDA GPU.
 
     Args:
         x: Inputs, ``[..., K]``.
-        w: Weights, ``[N, K]`` as :class:`mlx.nn.Linear` keeps them.
+        w: Weights, ``[N, K]``, in the layout of :class:`mlx.nn.Linear`.
         bias: Bias, ``[N]``.
         activation: ``"relu"``, ``"gelu_approx"`` (the tanh form, as :func:`mlx.nn.gelu_approx`) or None.
         stream: Stream or device to run on.
@@ -36,11 +36,11 @@ def linear(
         An array ``[..., N]`` in the dtype that x, w and bias promote to.
 
     Raises:
-        ValueError: The shapes do not fit, the promoted dtype is neither floating point nor complex, or the activation is unknown
-            or has no meaning for complex numbers.
-        TypeError: An argument is no MLX array.
+        ValueError: Shapes do not fit, the promoted dtype is neither floating point nor complex, or the activation is unknown
+            or undefined for complex numbers.
+        TypeError: An argument is not an MLX array.
 
-    float16, bfloat16 and float32 on a CUDA GPU use the native module; everything else composes MLX's operations.
+    float16, bfloat16 and float32 on a CUDA GPU run in the native module, other calls on MLX's operations.
     """
     try:
         if bias is None:
@@ -58,7 +58,7 @@ def linear(
 
 @lru_cache(CACHED_SHAPES)
 def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtypes: mx.Dtype) -> tuple[mx.Dtype | None, Choice]:
-    """The dtype to compute in, if not all are of it, and who computes the case where there is a native module."""
+    """Return the dtype to compute in (None: that of all arguments), and the engine if there is a native module."""
     if activation not in (None, *get_args(Activation)):
         names = ", ".join(repr(name) for name in get_args(Activation))
         raise WrongValue(f"[linear] Activation must be None or one of {names}, got {activation!r}.")
@@ -75,7 +75,7 @@ def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtype
     if against:
         choice = Choice("fallback", against)
     elif math.prod(x[:-1]) == 1 and bias is None and activation is None:
-        choice = Choice("mlx", "one row without bias and activation: MLX's GEMV is faster than cuBLASLt")
+        choice = Choice("mlx", "M = 1 without bias and activation: MLX's GEMV is faster than cuBLASLt")
     else:
         choice = Choice("cublaslt", "bias and activation are in the epilogue, where cuBLASLt has an algorithm with it")
     return None if {*dtypes} == {dtype} else dtype, choice

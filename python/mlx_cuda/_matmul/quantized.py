@@ -1,4 +1,4 @@
-"""Products with quantised weights."""
+"""Matmuls with quantized weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OURS = (*SMALL_M, "dequantize", "grouped")
 
 
 class Plan(NamedTuple):
-    """What a call of ``quantized_matmul`` comes to: the dtype to compute in, the shape of the result, and who computes it."""
+    """The plan of a call of ``quantized_matmul``: the dtype to compute in, the shape of the result, and the engine."""
 
     dtype: mx.Dtype
     form: Format
@@ -75,30 +75,30 @@ def quantized_matmul(
     *,
     stream: StreamOrDevice = None,
 ) -> QuantizedCall:
-    """``x @ w.T`` (or ``x @ w``) with quantised weights, as :func:`mlx.core.quantized_matmul`.
+    """Compute ``x @ w.T`` (or ``x @ w``) with quantized weights, as :func:`mlx.core.quantized_matmul`.
 
     Args:
-        x: Inputs, ``[..., K]``.
-        w: Weights as :func:`mlx.core.quantize` packs them, in uint32: ``[N, K * bits / 32]``, or ``[K, N * bits / 32]`` without
-            ``transpose``; further dimensions before them broadcast with those of x.
-        scales: A scale for each group of numbers in a row of w.
-        biases: Likewise a bias, for ``"affine"`` only.
-        transpose: Whether to multiply with the transposed weights.
-        group_size: Numbers that share a scale; default that of the mode.
-        bits: Bits of a number; default that of the mode.
-        mode: ``"affine"``, ``"mxfp4"``, ``"mxfp8"`` (of the microscaling formats, arXiv:2310.10537) or ``"nvfp4"``.
+        x: Inputs, ``[..., M, K]``.
+        w: Weights as :func:`mlx.core.quantize` returns them, uint32 ``[N, K * bits / 32]``, or ``[K, N * bits / 32]`` without
+            ``transpose``; leading dimensions broadcast with those of x.
+        scales: One scale for each group of values along the last axis of w.
+        biases: One bias for each group, for ``"affine"`` only.
+        transpose: Whether to multiply by the transposed weights.
+        group_size: Values that share a scale; default: that of the mode.
+        bits: Bits of a value; default: that of the mode.
+        mode: ``"affine"``, ``"mxfp4"``, ``"mxfp8"`` (microscaling formats, arXiv:2310.10537) or ``"nvfp4"``.
         stream: Stream or device to run on.
 
     Returns:
-        An array ``[..., N]`` in the dtype that x and the affine scales and biases promote to.
+        An array ``[..., M, N]`` in the dtype that x and the affine scales and biases promote to.
 
     Raises:
-        ValueError: The shapes, dtypes or the quantisation do not fit.
-        TypeError: An argument is no MLX array, or an option not of the type that MLX takes.
+        ValueError: Shapes, dtypes or the quantization do not fit.
+        TypeError: An argument is not an MLX array, or an option has a type that MLX does not accept.
 
-    float16, bfloat16 and float32 on a CUDA GPU: up to 64 rows by kernels that read each weight once (512 of 16 bits with transposed
-    weights on Hopper), more by dequantising tiles of the weights for a dense product. The rest is MLX's own.
-    ``mlx_cuda.explain(mlx_cuda.quantized_matmul, …)`` says which, and why.
+    On a CUDA GPU, float16, bfloat16 and float32 with M up to 64 (512 for 16-bit x and transposed weights on Hopper) run in small-M GEMMs
+    that read each weight once. Larger M is computed by dequantizing tiles of the weights for a dense GEMM. Other calls are MLX's.
+    ``mlx_cuda.explain(mlx_cuda.quantized_matmul, …)`` returns which, and why.
     Gradients reach x, and affine scales and biases.
     """
     on = resolve(stream)
@@ -113,7 +113,7 @@ def quantized_matmul(
 
 
 def _upstream(call: QuantizedCall) -> mx.array:
-    """MLX's own function, or what is composed of it."""
+    """Call MLX's function, or the fallback."""
     x, w, scales, biases, transpose, plan = call.x, call.w, call.scales, call.biases, call.transpose, call.plan
     if plan.empty:  # a division by zero inside MLX
         return mx.zeros(plan.out, plan.dtype)
@@ -125,7 +125,7 @@ def _upstream(call: QuantizedCall) -> mx.array:
 
 
 def _operands(call: QuantizedCall) -> Operands:
-    """As the native module takes them: of one dtype, and w in 2 dimensions."""
+    """Return the operands for the native module: of one dtype, and w in 2 dimensions."""
     x, w, scales, biases, on, plan = call.x, call.w, call.scales, call.biases, call.stream, call.plan
     x = cast(x, plan.dtype, on)
     if biases is not None:
@@ -138,7 +138,7 @@ def _operands(call: QuantizedCall) -> Operands:
 
 
 def _small_m(call: QuantizedCall) -> tuple[Any, ...]:
-    """What the native module's quantized_small_m is called with."""
+    """Return the arguments of the native module's quantized_small_m."""
     return (*_operands(call), None, None, call.transpose, *call.plan.form, call.choice.engine == "gemv", False, call.stream)
 
 
@@ -146,7 +146,7 @@ def _small_m(call: QuantizedCall) -> tuple[Any, ...]:
 def _plan(
     arrays: tuple[Spec, Spec, Spec, Spec | None], transpose: bool, group_size: int | None, bits: int | None, mode: str, gpu: Gpu
 ) -> Plan:
-    """The call, where its shapes and dtypes fit, and who computes it."""
+    """Check shapes and dtypes, and return the plan."""
     x, w, scales, biases = arrays
     form, n, k = weights("quantized_matmul", (w, scales, biases), transpose, group_size, bits, mode)
     shape, batch = x[0], w[0][:-2]
@@ -171,7 +171,7 @@ def _plan(
 
 
 def composed(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, transpose: bool, form: Format) -> mx.array:
-    """A dense product with all of the weights dequantised."""
+    """Dequantize all weights and run a dense matmul."""
     dense = mx.dequantize(w, scales, biases, *form, dtype=x.dtype)
     if x.ndim < 3:  # as MLX's function, which takes the first of a batch then
         dense = dense.reshape(-1, *dense.shape[-2:])[0]
@@ -179,7 +179,7 @@ def composed(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None
 
 
 def _dequantize(operands: Operands, transpose: bool, form: Format, stream: mx.Stream) -> mx.array:
-    """Weights dequantised in tiles, for dense products. The gradient of x is one more of these."""
+    """Run dense GEMMs on tiles of dequantized weights. The gradient of x is one more of these."""
     x, w, scales, biases = operands
 
     def forward(x: mx.array, *parts: mx.array) -> mx.array:
@@ -197,12 +197,12 @@ def _dequantize(operands: Operands, transpose: bool, form: Format, stream: mx.St
 
 
 def unpacked(parts: tuple[mx.array, ...] | list[mx.array]) -> tuple[mx.array, mx.array | None]:
-    """Scales, and biases where there are some."""
+    """Return the scales, and biases if there are some."""
     return parts[0], parts[1] if len(parts) > 1 else None
 
 
 def parts_gradients(product: Callable[[mx.array, mx.array], mx.array], parts: list[mx.array], cotangent: mx.array) -> list[mx.array]:
-    """The gradients of affine scales and biases (those of 8-bit scales are zeros), which are evaluated only where they are used."""
+    """Return the gradients of affine scales and biases (zeros for 8-bit scales); MLX evaluates only those that are used."""
     if len(parts) < 2:
         return [mx.zeros_like(part) for part in parts]
     return mx.vjp(product, parts, [cotangent])[1]

@@ -1,4 +1,4 @@
-"""The rules that choose who computes a matrix product, as pure functions of its shapes, dtypes, quantisation and GPU."""
+"""Dispatch rules of matmul: pure functions of shapes, dtypes, quantization and GPU."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ HALF_MULTIPLE = 32  # of k: the kernels for few rows of 16 bits read as many wei
 UNPACKED_MULTIPLE = 64  # of k: the grouped kernel that unpacks weights itself takes steps of these, and tiles of UNPACKED_COLUMNS of n
 UNPACKED_COLUMNS = 256
 UPSTREAM_TILE = 64  # MLX's CUDA kernels for many rows take multiples of this as k, or of the group size where that is more
-UPSTREAM_COLUMNS = 128  # likewise as n, and of these bits: that which dequantises as it goes, on sm_80 and newer
+UPSTREAM_COLUMNS = 128  # likewise as n, and of these bits: that which dequantizes as it goes, on sm_80 and newer
 UPSTREAM_BITS = (4, 8)
 FEWEST_UPSTREAM_TILES = 3  # of k, which that kernel reads ahead of: with fewer, beyond the ends of x and of the weights
 
 
 # One row of small 4-bit weights: MLX's kernel has less to do before it reads. It takes no vector, and nothing that does not lie row after
-# row: the native module sees that when the call is evaluated, and runs a kernel of ours then.
+# row: the native module sees that when the call is evaluated, and runs a kernel of mlx-cuda then.
 SMALL_WEIGHTS = 2**21
 SMALL_MULTIPLE = 512  # of k, as measured
 
 
 class Sharing(NamedTuple):
-    """What tells whether few rows share experts so much that these are better read once, on a GPU whose grouped kernel unpacks weights."""
+    """When few tokens share experts so much that the grouped GEMM, which dequantizes weights in its kernel, is faster."""
 
     read: float  # bytes in a microsecond by the kernels for few rows, which read an expert for each row again
     step: float  # microseconds of a step of the grouped kernel
@@ -42,7 +42,7 @@ SHARING = {(9, 0): Sharing(3.7e6, 1.2, 132, 60, "H200: 64 rows of 8 experts of 1
 
 
 class QuantizedCase(NamedTuple):
-    """One call of ``quantized_matmul``, or of ``gather_qmm`` where it names experts, as far as the choice depends on it."""
+    """The properties of a call of ``quantized_matmul``, or of ``gather_qmm`` with experts, that determine its engine."""
 
     rows: int  # in all
     n: int
@@ -57,11 +57,11 @@ class QuantizedCase(NamedTuple):
     experts: int = 0  # with indices
     ordered: bool = False  # the indices of the experts are sorted
     global_scale: bool = False
-    tf32: bool = True  # whether float32 products may run in TF32
+    tf32: bool = True  # whether float32 matmuls may run in TF32
 
 
 class GroupedCase(NamedTuple):
-    """One call of ``grouped_matmul``, or of ``gather_mm``, likewise."""
+    """The same for ``grouped_matmul`` and ``gather_mm``."""
 
     rows: int
     n: int
@@ -75,7 +75,7 @@ class GroupedCase(NamedTuple):
 
 
 class Fp8Case(NamedTuple):
-    """One call of ``fp8_matmul``, likewise."""
+    """The same for ``fp8_matmul``."""
 
     rows: int
     n: int
@@ -88,26 +88,26 @@ Case = TypeVar("Case", QuantizedCase, GroupedCase, Fp8Case)
 
 
 def chosen(rule: Callable[[Case], Choice], case: Case, gpu: Gpu, *, otherwise: EngineName) -> Choice:
-    """What a rule says of a call there; ``otherwise`` where MLX does not run on CUDA."""
+    """Apply a rule on this device; return ``otherwise`` if MLX does not run on CUDA."""
     if gpu.capability == (0, 0):
         return Choice(otherwise, gpu.absent)
-    if gpu.absent:  # no kernel of ours takes a case that names no capability
+    if gpu.absent:  # no kernel of mlx-cuda takes a case that names no capability
         return Choice(rule(case).engine, gpu.absent)
     return rule(case._replace(capability=gpu.capability))
 
 
 @by_limits(4096)
 def choose_quantized(case: QuantizedCase) -> Choice:
-    """Our kernels for few rows, which read each weight once, or MLX's for one; for more rows MLX's where that is faster on such a GPU;
-    else dequantised weights and a dense product; else MLX's.
+    """Choose among the small-M kernels or MLX's GEMV; for larger M MLX's kernel if it is faster on such a GPU, else dequantized weights and
+    a dense GEMM; else MLX's.
     """
     small_m, dense = _against_small_m(case), _against_dequantize(case)
     if not small_m and _is_small(case):
-        return Choice("gemv", "one row of so few weights is read sooner by MLX's kernel, where they lie row after row")
+        return Choice("gemv", "M = 1 and few weights: MLX's GEMV is faster if they are contiguous")
     if not small_m:
-        return Choice("small_m", f"up to {_most_small_m(case)} rows read each weight once")
+        return Choice("small_m", f"up to {_most_small_m(case)} tokens: each weight is read once")
     if not dense and _is_upstream(case):
-        return Choice("mlx", f"{small_m}; up to {_products(case).upstream} rows MLX's kernel is the faster one")
+        return Choice("mlx", f"{small_m}; up to {_products(case).upstream} tokens MLX's kernel is faster")
     if not dense:
         return Choice("dequantize", small_m)
     return _upstream_quantized(case, small_m, dense)
@@ -115,12 +115,12 @@ def choose_quantized(case: QuantizedCase) -> Choice:
 
 @by_limits(4096)
 def choose_gather_qmm(case: QuantizedCase) -> Choice:
-    """The same for rows that name their experts: many are put in the order of the experts first, where they are not."""
+    """The same for MoE: many tokens are sorted by expert first, unless they are sorted."""
     small_m, grouped = _against_small_m(case), _against_grouped_quantized(case)
     if not small_m:
         if not grouped and _shares_experts(case):
-            return Choice("grouped", f"{case.rows} rows share {case.experts} experts")
-        return Choice("small_m", f"up to {_most_small_m(case)} rows read the experts that they name")
+            return Choice("grouped", f"{case.rows} tokens share {case.experts} experts")
+        return Choice("small_m", f"up to {_most_small_m(case)} tokens: the weights of their experts are read")
     if not grouped:
         return Choice("grouped", small_m)
     return _upstream_quantized(case, small_m, grouped)
@@ -128,44 +128,44 @@ def choose_gather_qmm(case: QuantizedCase) -> Choice:
 
 @lru_cache(4096)
 def choose_grouped(case: GroupedCase) -> Choice:
-    """The grouped kernel, else MLX's own gather_mm."""
+    """Choose the grouped GEMM, else MLX's gather_mm."""
     against = _against_grouped(case)
     if not against:
-        return Choice("grouped", "rows of one expert are multiplied together")
+        return Choice("grouped", "one grouped GEMM for all experts")
     return Choice("mlx" if case.gathered else "fallback", against)
 
 
 @lru_cache(1024)
 def choose_fp8(case: Fp8Case) -> Choice:
-    """cuBLASLt where it multiplies 8-bit numbers with these scales, else MLX's operations in float32."""
+    """Choose cuBLASLt if it multiplies FP8 with these scales, else MLX's operations in float32."""
     against = first_reason((
         (0 in (case.rows, case.n, case.k), "a dimension is 0"),
-        (case.capability < OLDEST_FP8_GPU, f"products of e4m3 need sm_89 or newer, not {sm(case.capability)}"),
+        (case.capability < OLDEST_FP8_GPU, f"FP8 matmuls need sm_89 or newer, not {sm(case.capability)}"),
     ))  # fmt: skip
     return Choice("fallback", against) if against else Choice("cublaslt", "cuBLASLt multiplies e4m3 and scales the result")
 
 
 @lru_cache(1024)
 def choose_quantize_fp8(gpu: Gpu, *, empty: bool, fits: bool) -> Choice:
-    """Our kernel. fits: whether the second dimension of a grid has as many blocks as share scales along it."""
+    """Choose mlx-cuda's kernel. fits: whether the second dimension of a grid holds the blocks that share scales along it."""
     against = first_reason((
         (empty, "a dimension is 0"),
         (bool(gpu.absent), gpu.absent),
         (gpu.capability < OLDEST_FP8_GPU, f"kernels for e4m3 need sm_89 or newer, not {sm(gpu.capability)}"),
         (not fits, "a grid has fewer blocks than scales are for"),
     ))  # fmt: skip
-    return Choice("fallback", against) if against else Choice("fused", "numbers are read once or twice")
+    return Choice("fallback", against) if against else Choice("fused", "values are read once or twice")
 
 
 def _against_quantized(case: QuantizedCase) -> str:
-    """The first rule that speaks against all of our kernels for quantised weights."""
+    """Return the first rule that excludes all of mlx-cuda's kernels for quantized weights."""
     return first_reason((
         (0 in (case.rows, case.n, case.k), "a dimension is 0"),
-        (case.dtype not in NATIVE, f"our kernels compute {', '.join(NATIVE)}, not {case.dtype}"),
-        (case.mode == "affine" and case.bits not in NATIVE_BITS, f"our kernels do not read {case.bits} bit"),
-        (case.capability < OLDEST_GPU, f"our kernels need sm_80 or newer, not {sm(case.capability)}"),
+        (case.dtype not in NATIVE, f"mlx-cuda's kernels compute {', '.join(NATIVE)}, not {case.dtype}"),
+        (case.mode == "affine" and case.bits not in NATIVE_BITS, f"mlx-cuda's kernels do not support {case.bits} bit"),
+        (case.capability < OLDEST_GPU, f"mlx-cuda's kernels need sm_80 or newer, not {sm(case.capability)}"),
         (case.batches > 1, f"a batch of {case.batches} weights without indices is MLX's"),
-        (case.global_scale, "scales of whole experts are MLX's"),
+        (case.global_scale, "scales per expert run on MLX"),
     ))  # fmt: skip
 
 
@@ -174,7 +174,7 @@ def _products(case: QuantizedCase) -> Products:
 
 
 def _is_upstream(case: QuantizedCase) -> bool:
-    """Whether MLX's kernel that dequantises as it goes takes it, and is the faster one."""
+    """Return whether MLX's kernel, which dequantizes in its main loop, supports the call and is faster."""
     tile = max(UPSTREAM_TILE, case.group_size)
     sizes = case.k % tile == 0 and case.k >= FEWEST_UPSTREAM_TILES * tile and case.n % UPSTREAM_COLUMNS == 0
     counts = case.rows * case.n < 2**31  # in an int
@@ -183,7 +183,7 @@ def _is_upstream(case: QuantizedCase) -> bool:
 
 
 def _most_small_m(case: QuantizedCase) -> int:
-    """The most rows that the kernels for few rows take."""
+    """Return the largest M of the small-M kernels."""
     most = _products(case)
     if case.experts:
         return most.gathered
@@ -199,7 +199,7 @@ def _is_small(case: QuantizedCase) -> bool:
 
 def _against_small_m(case: QuantizedCase) -> str:
     most = _most_small_m(case)
-    return _against_quantized(case) or (f"the kernels for few rows take up to {most}" if case.rows > most else "")
+    return _against_quantized(case) or (f"the small-M kernels support M up to {most}" if case.rows > most else "")
 
 
 def _shares_experts(case: QuantizedCase) -> bool:
@@ -214,7 +214,7 @@ def _shares_experts(case: QuantizedCase) -> bool:
 
 def _against_dequantize(case: QuantizedCase) -> str:
     exact = case.dtype == "float32" and not case.tf32
-    return _against_quantized(case) or ("MLX_ENABLE_TF32=0 asks for float32 products" if exact else "")
+    return _against_quantized(case) or ("MLX_ENABLE_TF32=0 requires float32 matmuls" if exact else "")
 
 
 def _against_grouped_quantized(case: QuantizedCase) -> str:
@@ -232,12 +232,12 @@ def _against_grouped(case: GroupedCase) -> str:
 def _grouped_operands(case: QuantizedCase | GroupedCase) -> tuple[tuple[bool, str], ...]:
     return (
         (case.dtype not in HALF, f"the grouped kernels compute float16 and bfloat16, not {case.dtype}"),
-        (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels take multiples of {GROUPED_MULTIPLE} as k, not {case.k}"),
+        (bool(case.k % GROUPED_MULTIPLE), f"the grouped kernels need K a multiple of {GROUPED_MULTIPLE}, not {case.k}"),
     )
 
 
 def _upstream_quantized(case: QuantizedCase, *against: str) -> Choice:
-    """MLX's function, but for what its CUDA kernels raise an error for when they are evaluated."""
+    """Choose MLX's function, unless its CUDA kernels raise an error for the call when they are evaluated."""
     reason = "; ".join(dict.fromkeys(against))
     if case.mode != "affine" and case.transpose and case.k % UPSTREAM_TILE and not case.global_scale:
         return Choice("fallback", f"{reason}; MLX's kernels take multiples of {UPSTREAM_TILE} as k, not {case.k}")

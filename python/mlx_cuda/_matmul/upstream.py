@@ -1,6 +1,6 @@
-"""MLX's own gather_mm and gather_qmm, kept from what they fail at on CUDA: layouts that they misread, more products than a grid holds.
+"""MLX's gather_mm and gather_qmm, without the calls for which they fail on CUDA: layouts that they misread, more matmuls than a grid holds.
 
-docs/results/upstream-issues.md lists the faults and the version that has them.
+docs/results/upstream-issues.md lists these issues and the affected version.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_COUNTED = 2**31 - 1  # elements or bytes that kernels count in an int
 def upstream_dense(
     x: mx.array, w: mx.array, lhs: mx.array | None, rhs: mx.array | None, transpose: bool, *, sorted_indices: bool
 ) -> mx.array:
-    """MLX's gather_mm, which computes float32 alone on the CPU, and on CUDA is wrong for many layouts of its operands."""
+    """Call MLX's gather_mm, which on the CPU computes only float32, and on CUDA is wrong for many layouts of its operands."""
     on, dtype = resolve(None), x.dtype
     w = w.swapaxes(-1, -2) if transpose else w
     if on.device.type == mx.cpu:
@@ -54,7 +54,7 @@ def upstream_quantized(
     x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, lhs: mx.array | None, rhs: mx.array | None, *,
     transpose: bool, form: Format, global_scale: mx.array | None, sorted_indices: bool,
 ) -> mx.array:  # fmt: skip
-    """MLX's gather_qmm, whose CUDA kernels read 16 bytes of x at once, wherever it begins, and know matrices one after another."""
+    """Call MLX's gather_qmm, whose CUDA kernels read 16 bytes of x at once, whatever its alignment, and need contiguous matrices."""
     on = resolve(None)
     engine = native.engine(on)
     if not isinstance(engine, str):
@@ -70,7 +70,7 @@ def upstream_quantized(
 
 
 def _takes_sorted(x: mx.array, w: mx.array) -> bool:
-    """Whether MLX's kernel for single rows in the order of their matrices counts as far as these go."""
+    """Return whether MLX's kernel for single tokens in the order of their matrices supports these counts."""
     rows = x.size // max(x.shape[-1], 1)
     bytes_of_largest = max(w.size, x.size, rows * w.shape[-1]) * w.itemsize
     return x.shape[-2] == 1 and math.prod(w.shape[:-2]) <= MOST_SORTED and bytes_of_largest <= MOST_COUNTED
@@ -79,7 +79,7 @@ def _takes_sorted(x: mx.array, w: mx.array) -> bool:
 def _in_parts(
     call: Callable[[mx.array, mx.array], mx.array], left: Shape, right: Shape, lhs: mx.array | None, rhs: mx.array | None, most: int
 ) -> mx.array:
-    """The products of all pairs, so many in a call."""
+    """Compute the matmuls of all pairs, so many per call."""
     pairs = mx.broadcast_shapes(left, right)
     first, second = (
         mx.broadcast_to(_numbers(shape) if indices is None else indices, pairs).flatten() for shape, indices in ((left, lhs), (right, rhs))
@@ -89,5 +89,5 @@ def _in_parts(
 
 
 def _numbers(batch: Shape) -> mx.array:
-    """Those of all matrices."""
+    """Return the indices of all matrices."""
     return mx.arange(math.prod(batch), dtype=mx.uint32).reshape(batch)

@@ -1,1 +1,1 @@
-"""All that knows mlx-lm, and packages with copies of its code, by name: caches, models, and what takes the place of functions."""
+"""Everything that is specific to mlx-lm, and to packages with copies of its code: caches, models, and replaced functions."""

@@ -1,4 +1,4 @@
-"""Batches whose sequences join and leave: the captures for all sizes of a batch share pages of keys and values."""
+"""Batches whose sequences join and leave: the captures of all batch sizes share one paged KV cache."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ BUCKETS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 96, 128)
 
 
 class Changes(NamedTuple):
-    """Which arrays of a layer's state a step replaces, and the class that the cache has."""
+    """The arrays of a layer's state that a step replaces, and the class of the cache."""
 
     cls: type
     arrays: list[bool]
 
 
 class PagedSession:
-    """A captured step for so many sequences, or fewer, of so many pages."""
+    """A captured step for up to so many sequences, over so many pages."""
 
     def __init__(self, pool: Pool, tokens: mx.array, columns: int, stream: mx.Stream) -> None:
         self.pool, self.columns = pool, columns
@@ -63,7 +63,7 @@ class PagedSession:
         self.turn = 0  # steps since
 
     def record(self, model: Any, function: Callable[..., Any], logits: tuple[int, ...], changes: list[Changes | None]) -> None:
-        """Record the step of a model that gives logits of this shape for a sequence. ``changes``: of layers with states."""
+        """Capture the step of a model with logits of this shape per sequence. ``changes``: of layers with states."""
         self.logits, self.changes, pool = logits, changes, self.pool
         pool.wait()
         pool.states.leave()  # it runs once
@@ -84,7 +84,7 @@ class PagedSession:
             raise NotReplayed("its steps have sums over GPUs")
 
     def call(self, tokens: mx.array, held: Held, stream: mx.Stream) -> tuple[mx.array, Held] | None:
-        """The logits of the next step, and what there is then; None where the pages do not suffice."""
+        """Return the logits of the next step and the new contents; None if there are too few pages."""
         pool = self.pool
         if not pool.reserve(held):
             return None
@@ -114,7 +114,7 @@ class PagedSession:
 
 
 class Batches:
-    """A model's batches of one thread: their pages, and the captures for them, the one that ran last first."""
+    """A model's batches in one thread: their pages and captures, the most recent capture first."""
 
     def __init__(self, *, refused: bool = False) -> None:
         self.pool: Pool | None = None
@@ -123,9 +123,9 @@ class Batches:
         self._bytes = 0  # that pages are to have at least: twice those that were too few
 
     def take(self, caches: list[Any]) -> bool:
-        """Whether what these caches hold can be in pages: rows of whole sequences, the same ones in all layers, and states beside them.
+        """Return whether the contents of these caches can be paged: rows of whole sequences, the same in all layers, and states.
 
-        Not so one sequence where there are no others that it may join: it is faster with memory of its own.
+        A single sequence is not paged if there are no others for it to join: contiguous memory is faster.
         """
         if self.refused or not all(map(_is_batch, caches)):
             return False
@@ -142,7 +142,7 @@ class Batches:
         return min(offsets, default=-1) >= 0 and all(cache.offset.tolist() == offsets and _is_whole(cache) for cache in rows)
 
     def replay(self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
-        """The logits of a step where one like it has been captured; otherwise None, and the caches have arrays of their own."""
+        """Return the logits of a step that is like a captured one; else None, and the caches have their own arrays."""
         self.sessions = [session for session in self.sessions if not session.step.moved()]
         held, pool = held_by(caches), self.pool
         if held is not None and (held.pool is not pool or not held.are_last() or pool.is_shared(caches)):
@@ -165,7 +165,7 @@ class Batches:
     def _call(
         self, fitting: list[PagedSession], model: Any, function: Callable[..., Any], tokens: mx.array, held: Held, stream: mx.Stream
     ) -> tuple[mx.array, Held] | None:
-        """Logits of one of these captures, or of another like them for so many sequences, which is compared with the first of them."""
+        """Return the logits of one of these captures, or of a new one for so many sequences, which is compared with the first of them."""
         session = next((each for each in fitting if each.batch == bucket_of(tokens.shape[0])), None)
         if session is not None:
             return session.call(tokens, held, stream)
@@ -190,17 +190,17 @@ class Batches:
         return result
 
     def _keep(self, session: PagedSession) -> None:
-        """In the place of one like it."""
+        """Replace a similar capture."""
         others = [each for each in self.sessions if (each.batch, each.columns) != (session.batch, session.columns)]
         self.sessions = [session, *others]
 
     def _more(self) -> None:
-        """Have the next capture make more pages, and memory for as many states as it needs."""
+        """Let the next capture allocate more pages, and memory for as many states as it needs."""
         if self.pool is not None:
             self._bytes, self.pool, self.sessions = 2 * self.pool.nbytes_of_pages, None, []
 
     def record(self, taken: Taken, stream: mx.Stream) -> mx.array | None:
-        """Record the step, compare its result with the model's own, and go on in pages; that result, None where there is no room."""
+        """Capture the step, compare it with the model's own, and continue paged; return the model's result, None without memory."""
         model, function, tokens, caches, before, expected = taken
         rows = max(lengths_of(caches))
         if self.pool is None or not self._fits(caches) or self._has_few_states(tokens):
@@ -225,7 +225,7 @@ class Batches:
         return result[0]
 
     def _make_pool(self, caches: list[Any], stream: mx.Stream) -> bool:
-        """Have pages for all that is expected to come, or for less where other programs have the memory; False where there is no room."""
+        """Allocate pages for everything expected, or less if other programs use the memory; return False if nothing fits."""
         full = ""
         for part in PARTS:
             counts, most = self._expected(caches, part)
@@ -245,11 +245,11 @@ class Batches:
         raise CaptureFailed(full)
 
     def _has_few_states(self, tokens: mx.array) -> bool:
-        """Whether there is no memory for the states of so many sequences."""
+        """Return whether there is no memory for the states of so many sequences."""
         return self.pool is not None and bool(self.pool.states) and bucket_of(tokens.shape[0]) > self.pool.states.most
 
     def _fits(self, caches: list[Any]) -> bool:
-        """Whether the pages, and the memory for states, are those of such caches, packed as it is asked for now."""
+        """Return whether the pages and states have the form of these caches, with the current quantization."""
         pool = self.pool
         if pool is None or len(caches) != len(pool.arrays) or pool.packing != settings.packing_of(pool.like) or not self.take(caches):
             return False
@@ -266,13 +266,13 @@ class Batches:
 
     @property
     def records(self) -> bool:
-        """Whether a batch is put into pages with its first step: others have been."""
+        """Return whether a batch is paged with its first step, because others have been."""
         return self.pool is not None or self._bytes > 0
 
     def _expected(self, caches: list[Any], part: float) -> tuple[dict[int | None, int], int]:
-        """How many pages there are to be of each window, and states of so many sequences; no pages where not even these have room.
+        """Return the number of pages for each window, and the states of so many sequences; no pages if not even these fit.
 
-        ``part``: of the sequences that are expected, if it is more than those that there are.
+        ``part``: the share of the expected sequences, if it is more than those that there are.
         """
         rows, packing = max(lengths_of(caches)), settings.packing_of(map(form_of, caches))
         size = 1.0 if packing is None else packing.bits / 16 + 2 / packing.group_size
@@ -293,7 +293,7 @@ class Batches:
 
 
 def _changes(cache: Any, before: list[mx.array] | None) -> Changes | None:
-    """Which arrays of a cache a step has replaced, where it does that."""
+    """Return which arrays of a cache a step has replaced, if it replaces arrays."""
     if before is None:
         return None
     return Changes(type(cache), [one is not other for one, other in zip(before, states_of(cache), strict=True)])
@@ -311,7 +311,7 @@ def _is_batch(cache: Any) -> bool:
 
 
 def _has_form(arrays: Iterable[mx.array | None], form: Form) -> bool:
-    """Whether keys and values are like those of the pages, or there are none yet."""
+    """Return whether keys and values have the form of the pages, or there are none yet."""
     own = [None if array is None else (array.shape[1], array.shape[3], array.dtype) for array in arrays]
     return own in ([None] * len(form), form)
 
@@ -323,7 +323,7 @@ def _settle_all(caches: list[Any]) -> None:
 
 
 def _is_whole(cache: Any) -> bool:
-    """Whether the rows of each sequence are its last ones, and as many as it may see."""
+    """Return whether the rows of each sequence are its last ones, as many as its window shows."""
     rows, window = 0 if cache.keys is None else rows_of(cache)[0].shape[2], window_of(cache)
     there = [rows - max(0, left) for left in cache.left_padding.tolist()]
     pairs = zip(cache.offset.tolist(), there, strict=True)
@@ -331,5 +331,5 @@ def _is_whole(cache: Any) -> bool:
 
 
 def bucket_of(batch: int) -> int:
-    """For how many sequences a step is captured that so many go through."""
+    """Return the batch size of the capture that computes so many sequences."""
     return next((bucket for bucket in BUCKETS if bucket >= batch), -(-batch // 64) * 64)

@@ -1,7 +1,7 @@
-"""mlx-lm's KV caches as a captured step sees them: memory of a fixed capacity, and a place in it that lies on the device.
+"""mlx-lm's KV caches in a captured step: memory of a fixed capacity, and a position in device memory.
 
-The caches stay mlx-lm's own objects. While a step is captured, the model is given stand-ins for them; after each replayed step the
-objects are told where they stand, so that trimming, saving and steps of several tokens are theirs.
+The caches stay mlx-lm's own objects. During a capture the model gets fakes for them. After each graph launch the objects' positions are
+updated, so that trimming, saving and steps of several tokens work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LARGEST_STEP = 4096  # rows by which it grows at most: capturing it anew takes f
 
 
 def standing(caches: list[Any], *, updated: bool = False) -> list[dict[str, Any]]:
-    """What caches are, for :func:`put_back`; ``updated``: before the model updates arrays of theirs, besides keys and values, in place."""
+    """Return the contents of caches, for :func:`put_back`; ``updated``: before in-place updates of arrays besides keys and values."""
     states = [getattr(cache, "__dict__", {}).copy() for cache in caches]
     for state in states:
         state.update({name: value.copy() for name, value in state.items() if isinstance(value, list)})
@@ -38,9 +38,9 @@ def standing(caches: list[Any], *, updated: bool = False) -> list[dict[str, Any]
 
 
 def put_back(caches: list[Any], states: list[dict[str, Any]]) -> None:
-    """Have caches be what they were before a step that ended early.
+    """Restore caches after a step that ended early.
 
-    What it wrote is in rows that nobody sees, or in the oldest row of a full cache, which the next token is written to as well.
+    The step wrote to unused rows, or to the oldest row of a full cache, which the next token overwrites as well.
     """
     for cache, state in zip(caches, states, strict=True):
         if state:
@@ -50,7 +50,7 @@ def put_back(caches: list[Any], states: list[dict[str, Any]]) -> None:
 
 
 def arrays_in(value: Any) -> list[mx.array]:
-    """Of dicts, lists and tuples within each other."""
+    """Return the arrays in nested dicts, lists and tuples."""
     if isinstance(value, mx.array):
         return [value]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
@@ -58,14 +58,14 @@ def arrays_in(value: Any) -> list[mx.array]:
 
 
 def twin(cache: Any) -> Any:
-    """Another cache that holds the same, which steps leave as it is."""
+    """Return a copy of a cache that steps do not change."""
     other = copy.copy(cache)
     vars(other).update(tree_map(lambda value: value.__copy__() if isinstance(value, mx.array) else value, vars(other)))
     return other
 
 
 def are_empty(caches: list[Any]) -> bool:
-    """Whether no token came before this step's, as the first cache says that counts them on the host."""
+    """Return whether there is no token before this step, by the first cache that counts tokens on the CPU."""
     for cache in caches:
         held = getattr(cache, "__dict__", {})
         place = held.get("_idx", held.get("offset"))
@@ -75,7 +75,7 @@ def are_empty(caches: list[Any]) -> bool:
 
 
 def capacity_for(rows: int, most: int | None = None) -> int:
-    """How many rows a cache that grows is to have; ``most``: of a cache with a maximum size, which grows until then as well."""
+    """Return the number of rows for a growing cache; ``most``: for one with a maximum size, up to which it grows."""
     capacity = LEAST_CAPACITY
     while capacity < rows + HEADROOM and (most is None or capacity < most):
         capacity += min(capacity, LARGEST_STEP)
@@ -83,7 +83,7 @@ def capacity_for(rows: int, most: int | None = None) -> int:
 
 
 class KeysAndValues:
-    """What caches have in common that keep a row of each token."""
+    """The common part of caches with one row per token."""
 
     batched: ClassVar = False
 
@@ -113,7 +113,7 @@ class KeysAndValues:
 
 
 class Growing(KeysAndValues):
-    """``KVCache``: row after row. ``state`` is how many there are."""
+    """``KVCache``: rows are appended. ``state`` is their number."""
 
     name: ClassVar = "KVCache"
     state: ClassVar = attrgetter("offset")
@@ -150,7 +150,7 @@ class Growing(KeysAndValues):
 
 
 class Quantized(Growing):
-    """``QuantizedKVCache``: numbers, scales and biases of the keys, and then of the values."""
+    """``QuantizedKVCache``: packed values, scales and biases of the keys, then of the values."""
 
     name: ClassVar = "QuantizedKVCache"
     form: ClassVar = attrgetter("group_size", "bits")
@@ -165,7 +165,7 @@ class Quantized(Growing):
 
 
 class Rotating(KeysAndValues):
-    """``RotatingKVCache``: the newest rows take the place of the oldest, but for the first ``keep``."""
+    """``RotatingKVCache``: the newest rows replace the oldest, except the first ``keep``."""
 
     name: ClassVar = "RotatingKVCache"
     state: ClassVar = attrgetter("offset", "_idx", "max_size", "keep")
@@ -212,7 +212,7 @@ class Rotating(KeysAndValues):
 
 
 class Batched(Growing):
-    """``BatchKVCache``: sequences that end at the same row, each after left padding of its own."""
+    """``BatchKVCache``: sequences that end at the same row, each with its own left padding."""
 
     name: ClassVar = "BatchKVCache"
     batched: ClassVar = True
@@ -228,7 +228,7 @@ class Batched(Growing):
 
 
 class BatchedRotating(KeysAndValues):
-    """``BatchRotatingKVCache``: the newest rows take the place of the oldest, and so of the left padding first."""
+    """``BatchRotatingKVCache``: the newest rows replace the oldest, left padding first."""
 
     name: ClassVar = "BatchRotatingKVCache"
     batched: ClassVar = True
@@ -287,7 +287,7 @@ class BatchedRotating(KeysAndValues):
 
 
 class Replaced:
-    """``ArraysCache``: arrays of one size, all of which a token's step replaces, as the state of linear attention."""
+    """``ArraysCache``: arrays of a fixed size, all of which a step replaces, such as the state of linear attention."""
 
     name: ClassVar = "ArraysCache"
     batched: ClassVar = False
@@ -324,18 +324,18 @@ class Replaced:
 
     @staticmethod
     def content(cache: Any, array: mx.array) -> tuple[mx.array, None]:  # noqa: ARG004
-        """The whole of it."""
+        """Return all arrays."""
         return array, None
 
     @staticmethod
     def next(cache: Any, capacity: int) -> Place | None:  # noqa: ARG004
-        """No place; but none either where sequences have padding, which the model would mask."""
+        """It has no position; with padding, which the model would mask, it cannot be captured."""
         return None if Replaced.is_padded(cache) else Place(0, 0, 1)
 
     @staticmethod
     def is_padded(cache: Any) -> bool:
-        """Whether tokens are masked, or states kept for drafts. Padding that a prompt has passed, which mlx-lm leaves as numbers below
-        zero, is forgotten.
+        """Return whether tokens are masked, or states kept for drafts. Padding that prefill has passed, which mlx-lm leaves as negative
+        numbers, does not count.
         """
         if vars(cache).get("_speculation") is not None:
             return True
@@ -356,7 +356,7 @@ class Replaced:
 
     @staticmethod
     def advance(cache: Any, place: Place) -> None:
-        """Nor a place."""
+        """It has no position."""
 
 
 KINDS: tuple[Kind, ...] = (Growing, Rotating, Quantized, Replaced, Batched, BatchedRotating)
@@ -367,7 +367,7 @@ _packages = {"mlx_lm"}  # which have them
 
 
 def kind_of(cache: Any) -> Kind:
-    """How a cache is replayed: mlx-lm's own, or one of a class that is a known copy."""
+    """Return how a cache is captured: mlx-lm's own, or one of a known copy."""
     cls = type(cache)
     kind = _kinds.get(cls)
     if kind is None:
@@ -384,7 +384,7 @@ def kind_of(cache: Any) -> Kind:
 
 
 def has_known_caches(package: str) -> bool:
-    """Whether caches that a package defines are mlx-lm's or known copies."""
+    """Return whether a package's caches are mlx-lm's or known copies."""
     if package in _packages:
         return True
     for _, variables in modules_of(package):

@@ -1,4 +1,4 @@
-"""How models are called: which of their arguments are tokens and caches, and what they return logits in."""
+"""The signatures of models: which arguments are tokens and caches, and where their results have logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 
 
 class Signature(NamedTuple):
-    """The names of a model's arguments by their places: the first are the tokens."""
+    """The names of a model's positional arguments; the first are the tokens."""
 
     names: tuple[str, ...]
     cache: str
@@ -28,7 +28,7 @@ class Signature(NamedTuple):
         return cls(names, "cache" if "cache" in names else names[1])
 
     def read(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-        """The tokens, the caches and what else is given."""
+        """Return the tokens, the caches and the other arguments."""
         if len(arguments) == len(options) == 1 and self.cache in options:  # as at each step
             return arguments[0], options[self.cache], {}
         given = dict(zip(self.names, arguments, strict=False)) | options
@@ -39,12 +39,12 @@ class Signature(NamedTuple):
 
 
 def is_fixed(rest: dict[str, Any], read: str | None = None) -> bool:
-    """Whether a step can be captured for these arguments. ``read``: the one whose value a captured step reads on the device."""
+    """Return whether a step can be captured for these arguments. ``read``: the one that a captured step reads on the device."""
     return all(isinstance(value, FIXED) or name == read for name, value in rest.items())
 
 
 def takes_tokens(function: Any) -> bool:
-    """Whether it looks like a language model, and not like one that is given pictures as well."""
+    """Return whether it looks like a language model, and not like one with images."""
     try:
         parameters = list(inspect.signature(function).parameters)[1:]
     except (TypeError, ValueError):
@@ -53,7 +53,7 @@ def takes_tokens(function: Any) -> bool:
 
 
 def logits_of(result: Any) -> tuple[Any, Callable[..., Any] | None]:
-    """Logits, and what makes of them what the model has returned: mlx-vlm's have fields of other results, which have to be empty."""
+    """Return the logits, and a function that rebuilds the model's result: mlx-vlm's has other fields, which must be empty."""
     logits = getattr(result, "logits", None)
     if not dataclasses.is_dataclass(result) or isinstance(result, type) or not isinstance(logits, mx.array):
         return result, None

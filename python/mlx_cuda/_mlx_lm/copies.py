@@ -1,7 +1,7 @@
-"""What functions and classes of other packages do, known by their code: packages carry copies of mlx-lm's under names of their own.
+"""Known copies of mlx-lm's functions and classes in other packages, recognized by their code.
 
-Code is known by a digest of its syntax tree and of whatever it uses of its own package: functions, base classes, constants. Comments,
-docstrings, annotations, line breaks and the names of modules leave the digest alone; anything else makes another one.
+Code is identified by a digest of its syntax tree and of everything that it uses of its own package: functions, base classes, constants.
+Comments, docstrings, annotations, line breaks and module names do not change the digest.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def known_as(code: Any) -> str:
-    """What a function or class is a known copy of; nothing where its code is not one of those that were tried."""
+    """Return the original of a known copy; empty if its code is unknown."""
     try:
         found = _known.get(code)
     except TypeError:  # nothing that can be known
@@ -76,7 +76,7 @@ def known_as(code: Any) -> str:
 
 
 def package_of(code: Any) -> str:
-    """The name of the whole package that defines it."""
+    """Return the name of the top-level package that defines it."""
     return str(getattr(code, "__module__", "")).partition(".")[0]
 
 
@@ -90,12 +90,12 @@ def modules_of(package: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def is_being_imported(module: Any) -> bool:
-    """Whether there is more of it to come."""
+    """Return whether its import has not finished."""
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def digest(code: Any) -> str:
-    """Of a function or class and what it uses of its package; nothing where its source cannot be had, or is not what it runs."""
+    """Return the digest of a function or class and what it uses of its package; empty if the source is not available or not what runs."""
     node = _node(code)
     if node is None:
         return ""
@@ -119,7 +119,7 @@ def digest(code: Any) -> str:
 
 
 def _node(code: Any) -> Definition | None:
-    """Where its module defines it."""
+    """Return its definition in its module."""
     module = sys.modules.get(getattr(code, "__module__", None) or "")
     name = getattr(code, "__qualname__", None) or getattr(code, "__name__", None)
     if not isinstance(module, types.ModuleType) or isinstance(code, types.ModuleType):
@@ -132,12 +132,12 @@ def _node(code: Any) -> Definition | None:
 
 @lru_cache(maxsize=4)
 def _definitions(module: types.ModuleType, _: int) -> dict[str, Definition]:
-    """What it defines, by its names; anew when its file has changed."""
+    """Return the definitions of a module by name; read again if its file has changed."""
     return {node.name: node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
 
 
 def _is_from(code: Any, node: Definition) -> bool:
-    """Whether it is what stands there, and not what somebody has put in its place since."""
+    """Return whether it is the definition in the file, and was not replaced since."""
     file = inspect.getsourcefile(sys.modules[code.__module__])
     if isinstance(code, type):
         defined = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
@@ -149,7 +149,7 @@ def _is_from(code: Any, node: Definition) -> bool:
 
 
 def _functions(value: Any) -> list[types.CodeType]:
-    """What Python runs of a function, method or property, but for what is ours."""
+    """Return the functions that Python runs for a function, method or property, except mlx-cuda's own."""
     parts = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (getattr(value, "__func__", value),)
     found = (getattr(part, "unpatched", part) for part in parts)
     codes = [part.__code__ for part in found if isinstance(part, types.FunctionType)]
@@ -157,7 +157,7 @@ def _functions(value: Any) -> list[types.CodeType]:
 
 
 def _form(tree: Any, used: set[str]) -> str:
-    """A syntax tree as text, the same in all versions of Python; the names that it uses are added to ``used``."""
+    """Return a syntax tree as text, the same in all versions of Python, and add the names that it uses to ``used``."""
     if isinstance(tree, list):
         return f"[{','.join(_form(each, used) for each in tree)}]"
     if not isinstance(tree, ast.AST):
@@ -171,7 +171,7 @@ def _form(tree: Any, used: set[str]) -> str:
 
 
 def _described(value: Any, package: str) -> str:
-    """What code uses that is defined elsewhere: modules and functions by their names, constants by their values."""
+    """Describe what code uses from elsewhere: modules and functions by name, constants by value."""
     if isinstance(value, types.ModuleType):
         name = value.__name__
         return f"module {name.rpartition('.')[2] if name.partition('.')[0] == package else name}"

@@ -1,8 +1,8 @@
-"""Drafts that a model does not confirm, taken back from mlx-lm's caches of a window that is full.
+"""Remove rejected speculative drafts from mlx-lm's full sliding-window caches.
 
-mlx-lm 0.32.2 leaves them there: ``trim_prompt_cache`` takes back nothing from a rotating cache that is full, nor from the caches beside it,
-and what ``speculative_generate_step`` gives from then on is not what the model gives. But the tokens that a model verifies are written all
-at once, behind what the first of them sees, and from there they can be taken back.
+mlx-lm 0.32.2 keeps them: ``trim_prompt_cache`` trims neither a full rotating cache nor the caches beside it, so results of
+``speculative_generate_step`` differ from the model's afterwards. The tokens that a model verifies are written at once, after the rows that
+the first of them sees, so they can be removed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def taking_back(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """mlx-lm's function that takes tokens back, for rotating caches that are full as well."""
+    """Return mlx-lm's function that trims caches, extended to full rotating caches."""
     rotating = theirs.__globals__["RotatingKVCache"]
 
     @wraps(theirs)
@@ -38,7 +38,7 @@ def _parts(caches: Any) -> Iterator[Any]:
 
 
 def _rewind(cache: Any, count: int) -> None:
-    """Take back the newest tokens of a full ``RotatingKVCache``."""
+    """Remove the newest tokens of a full ``RotatingKVCache``."""
     rows = cache.keys.shape[2]
     if cache._idx == rows and (rows == cache.offset or rows - count >= cache.max_size):  # in order, and nothing that is seen was dropped
         cache._idx = rows - count

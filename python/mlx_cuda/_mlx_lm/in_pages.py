@@ -1,8 +1,8 @@
-"""What mlx-lm's cache classes do otherwise once steps are captured, until MLX is not patched any more.
+"""Methods of mlx-lm's cache classes that are replaced while steps are captured, until MLX is unpatched.
 
-A cache stays an object of its class. What is saved, copied or quantized of one is without the rows that nobody has written, of which a
-captured step's memory has many. A batched cache whose keys and values are in pages has none of its own attributes, but the numbers of
-pages: when sequences join or leave, lists change and nothing is copied. Whatever else is asked of it has it get its arrays first.
+A cache stays an object of its class. What is saved, copied or quantized excludes unused rows of a captured step's memory. A paged batch
+cache has none of its own attributes, but page numbers: when sequences join or leave, lists change and nothing is copied. Any other access
+gives it its own arrays first.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .pages import content_of, has_rows, places_of, settle
 IN_PAGES = {*BATCHED_NAMES, Replaced.name}  # the classes whose objects may be
 CONTENT = ("keys", "values", "cache")  # the names of what a cache holds
 _ABSENT = object()
-_own: dict[tuple[type, str], Any] = {}  # what classes had themselves in the place of ours
+_own: dict[tuple[type, str], Any] = {}  # what classes had themselves instead of mlx-cuda
 _adapted: set[type] = set()
 _lock = threading.RLock()
 _entered: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that are in pages, or were
 
 
 def hold(caches: list[Any], held: Held) -> None:
-    """Have caches of all layers hold this, which are the ones that write the next row."""
+    """Let the caches of all layers refer to this; they write the next row."""
     for sequence, length in zip(held.sequences, held.lengths, strict=True):
         sequence.rows = max(sequence.rows, length)
     for layer, cache in enumerate(caches):
@@ -51,7 +51,7 @@ def change(cache: Any, held: Held) -> None:
 
 
 def _enter(cache: Any, held: Held, layer: int) -> None:
-    """Have a cache be in pages, in place of its arrays."""
+    """Make a cache paged, without its own arrays."""
     adapt(type(cache))
     _entered.add(cache)
     rest = {name: None if name in CONTENT else value for name, value in vars(cache).items()}
@@ -64,7 +64,7 @@ def _enter(cache: Any, held: Held, layer: int) -> None:
 
 
 def adapt(cls: Any) -> None:
-    """Have a class of mlx-lm's caches know of captured steps."""
+    """Replace the methods of a cache class of mlx-lm."""
     if cls in _adapted:
         return
     makers: dict[str, Callable[[Any], Any]] = {"__getstate__": _getstate, "state": _state, "to_quantized": _to_quantized}
@@ -80,7 +80,7 @@ def adapt(cls: Any) -> None:
 
 
 def restore() -> None:
-    """Give the classes their own methods back, but for those of which a cache is still in pages."""
+    """Restore the methods of the classes, except those with a cache that is still paged."""
     with _lock:
         kept = {type(cache) for cache in list(_entered) if is_in_pages(cache)}
         _adapted.intersection_update(kept)
@@ -93,7 +93,7 @@ def restore() -> None:
 
 
 def attributes(cache: Any) -> dict[str, Any]:
-    """What a cache holds, by the names of its attributes: of rows those that are used, in arrays."""
+    """Return the attributes of a cache; arrays only have the used rows."""
     if is_in_pages(cache):
         held, layer, rest = vars(cache)[STATE]
         return content_of(held, layer, rest)
@@ -109,19 +109,19 @@ def attributes(cache: Any) -> dict[str, Any]:
 
 
 def _saved(cache: Any) -> Any:
-    """Another one that holds this."""
+    """Return a cache with these contents."""
     other = object.__new__(type(cache))
     vars(other).update(attributes(cache))
     return other
 
 
 def _getstate(_: Any) -> Any:
-    """Of what is pickled or copied."""
+    """Return the state for pickling and copying."""
     return attributes
 
 
 def _state(own: Any) -> Any:
-    """Of what mlx-lm saves."""
+    """Return the state that mlx-lm saves."""
     return property(lambda cache: own.fget(_saved(cache)), own.fset)
 
 
@@ -145,7 +145,7 @@ def _setattr(own: Any) -> Any:
 
 def _nbytes(own: Any) -> Any:
     def nbytes(cache: Any) -> int:
-        """As many as its own arrays would have."""
+        """Return the size of its own arrays."""
         if not is_in_pages(cache):
             return int(own.fget(cache))
         held, layer, _ = vars(cache)[STATE]
@@ -188,7 +188,7 @@ def _extend(own: Any) -> Any:
 
 
 def _extract(own: Any) -> Any:
-    """One sequence's, computed at once: unevaluated it would hold the memory of the whole batch."""
+    """Return one sequence's cache, evaluated at once: unevaluated it would refer to the memory of the whole batch."""
 
     @wraps(own)
     def call(cache: Any, idx: int) -> Any:

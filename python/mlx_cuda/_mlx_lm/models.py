@@ -1,4 +1,4 @@
-"""Which calls of a model are decoding steps, and what becomes of them while MLX is patched."""
+"""Decode steps of models while MLX is patched: which calls they are, and when they are captured and launched."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _all: weakref.WeakSet[Decoding] = weakref.WeakSet()
 
 
 class Own(threading.local):
-    """What one thread has captured of a model, and which caches may be next; another thread may replace it at any time."""
+    """The captures of a model in one thread, and the caches that may be next; another thread may replace it at any time."""
 
     def __init__(self) -> None:
         self.sessions: list[Session] = []
@@ -59,12 +59,12 @@ class Own(threading.local):
 
 
 class Decoding:
-    """A model's captured steps, of each thread its own, because MLX's streams are; the newest first. And why there are none."""
+    """A model's captured steps, separate for each thread because MLX's streams are, newest first; and the reason if there are none."""
 
     def __init__(self, model: Any = None) -> None:
         self.model = (lambda: None) if model is None else weakref.ref(model)
         self._own = Own()
-        self.reason = "no step of one token has been recorded yet"
+        self.reason = "no decode step has been captured yet"
         self.failures: defaultdict[tuple[object, ...], float] = defaultdict(float)  # of caches of these kinds, and so many sequences
         self.captured = 0
         self.replayed = 0
@@ -93,11 +93,11 @@ class Decoding:
         return [*self.batches.sessions, *self.sessions]
 
     def forget(self) -> None:
-        """Let go of what was captured: weights that a model does not hold any more, or everything when MLX is not patched any more."""
+        """Release captures: those with weights that the model no longer has, or all when MLX is unpatched."""
         self._own, self._evaluated = Own(), False
 
     def deltas_of(self, deltas: Any, batch: int) -> tuple[int, ...] | None:
-        """What an array of these says of each sequence; the host waits for it once."""
+        """Return the numbers of each sequence in one of these arrays; this synchronizes once."""
         if not isinstance(deltas, mx.array):
             return None
         known, numbers = self._deltas
@@ -108,7 +108,7 @@ class Decoding:
         return numbers
 
     def notice(self) -> None:
-        """Let go of what was captured with other weights."""
+        """Release captures with other weights."""
         weights = self._own.weights
         if weights is not None and not weights.same(self.model()):
             self.forget()
@@ -116,12 +116,12 @@ class Decoding:
             self.captured = self.replayed = 0
 
     def may_begin(self, model: Any) -> bool:
-        """Whether a call may be computed before somebody asks for its result: not while the model's weights are not."""
+        """Return whether a call may be evaluated before its result is requested: not before the model's weights are."""
         self._evaluated = self._evaluated or is_evaluated(model)
         return self._evaluated
 
     def make_room(self) -> None:
-        """Let go of the memory of conversations that are over, but for a little, before the caches of another one grow."""
+        """Release the memory of finished requests, except a little, before the caches of another one grow."""
         sessions, left = self.sessions, MEMORY_BESIDE_A_PROMPT * mx.get_memory_limit()
         for session in list(sessions):
             if session.is_over:
@@ -139,7 +139,7 @@ class Decoding:
         at_once: bool,
         options: dict[str, Any] | None = None,
     ) -> Any:
-        """A step of one token: replayed, captured, or run as it is. ``options``: what the function is called with besides."""
+        """Run a decode step: launched, captured or eager. ``options``: other arguments of the function."""
         try:
             _inside.a_step = True
             self.notice()
@@ -190,7 +190,7 @@ class Decoding:
     def _replayed(
         self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], stream: mx.Stream, *, at_once: bool
     ) -> mx.array | None:
-        """The logits by a capture that there is."""
+        """Return the logits of an existing capture."""
         own = self._own  # another thread may replace it meanwhile
         logits = own.batches.replay(model, function, tokens, caches, stream)
         if logits is not None:
@@ -219,7 +219,7 @@ class Decoding:
         return None
 
     def _add(self, newest: Session) -> None:
-        """Keep it, and of those before the newest ones."""
+        """Keep a capture, and the newest of the earlier ones."""
         kept, idle = [newest], 0.0
         for session in self.sessions:
             if session is not newest and len(kept) < MOST_SESSIONS:
@@ -229,10 +229,10 @@ class Decoding:
         self.sessions[:] = kept
 
     def _records(self, tokens: mx.array, caches: list[Any], *, at_once: bool) -> bool:
-        """Whether a step is captured, of caches whose kinds are known: the first after a prompt, the second without one or of a batch.
+        """Return whether a step of caches of known kinds is captured: the first after a prompt; the second without one or of a batch.
 
-        The second, too, where its memory is so large that each conversation has its own capture (``make_room``): its first token
-        would wait for that. Not where capture led nowhere before.
+        Also the second if its memory is so large that each request has its own capture (``make_room``): the first token would wait for it.
+        Not if captures failed before.
         """
         try:
             for cache in caches:
@@ -244,11 +244,11 @@ class Decoding:
         count = own.steps(caches, tokens) + 1
         own.count(caches, tokens, count)
         if self.failures[_kind(tokens, caches)] >= FAILURES:
-            self.reason = self.reason or "recording its steps has failed too often"
+            self.reason = self.reason or "capturing its steps failed too often"
             return False
         missing = self.captured * FEW_REPLAYS - self.replayed if self.captured >= FEW_REPLAYS else 0
         if count < missing and not at_once:  # as many as a new capture would have replayed
-            self.reason = "its steps were recorded often and replayed seldom"
+            self.reason = "its steps were captured often and launched rarely"
             return False
         nbytes = Session.nbytes_for(caches)  # what `make_room` will find of it
         if not has_room(nbytes):
@@ -260,7 +260,7 @@ class Decoding:
     def _record(
         self, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], before: list[dict[str, Any]], stream: mx.Stream
     ) -> Any:
-        """The step as it is, and the same captured for those that follow. ``before``: what the caches were."""
+        """Run the step eagerly and capture it for later ones. ``before``: the former contents of the caches."""
         earlier = [kind_of(cache).before(cache) for cache in caches]
         twins = [twin(cache) for cache in caches] if several_processes() else None
         logits = function(model, tokens, cache=caches)
@@ -284,7 +284,7 @@ class Decoding:
                 self.failures[_kind(tokens, caches)], self.reason = FAILURES, str(error)
             else:
                 self.failures[_kind(tokens, caches)] += _weight(error)
-                self._failed("recording", error)
+                self._failed("capturing", error)
             self._own.weights, full = watch, is_full(error)  # changed, it may be captured
         else:
             self._own.weights, self.reason = watch, ""
@@ -293,7 +293,7 @@ class Decoding:
         return logits
 
     def _capture(self, taken: Taken, twins: list[Any] | None, stream: mx.Stream) -> mx.array:
-        """The step's result, captured in pages or by itself; whatever fails leaves nothing behind."""
+        """Return the step's result, captured paged or contiguous; an error leaves nothing behind."""
         if self.batches.take(taken.caches):
             paged = self._record_batch(taken, stream)
             if paged is not None:
@@ -307,9 +307,9 @@ class Decoding:
 
     @staticmethod
     def _keeps_arrays(tokens: mx.array, content: list[dict[str, Any]], logits: mx.array, stream: mx.Stream) -> bool:
-        """Whether a step that is computed here leaves arrays with somebody besides what caches hold, as with a hook that collects them.
+        """Return whether this step leaves arrays outside caches, such as with a hook that collects them.
 
-        Asked before the model's code is run once more to be captured, so that the hook does not see that.
+        It is checked before the model's code runs again for the capture, so that the hook does not see that.
         """
         made = native.module(stream).lifetimes_between(tokens, logits)
         known = [logits, *arrays_in(content)]
@@ -323,7 +323,7 @@ class Decoding:
         return None
 
     def _record_batch(self, taken: Taken, stream: mx.Stream) -> mx.array | None:
-        """The same in pages; None where that cannot be, and then it is not tried again."""
+        """The same with a paged KV cache; None if that is not possible, and then it is not tried again."""
         own = self._own
         try:
             return own.batches.record(taken, stream)
@@ -333,27 +333,27 @@ class Decoding:
 
 
 def _begun_at_once(logits: Any) -> Any:
-    """The same, begun at once where there are other processes, as replayed steps are: so that all send their sums in one order."""
+    """Start evaluating the result if there are other processes, as graph launches do, so that all-reduces have one order."""
     if several_processes() and isinstance(logits, mx.array):
         mx.async_eval(logits)  # type: ignore[no-untyped-call]
     return logits
 
 
 def _after_a_prompt(caches: list[Any]) -> bool:
-    """Whether those with rows hold tokens already, and are not mlx-lm's of batches, which others join and leave."""
+    """Return whether caches with rows have tokens, and are not batch caches, which sequences join and leave."""
     rows = [cache for cache in caches if type(cache).__name__ != Replaced.name]  # a batch has rows of another kind beside these
     others = [cache for cache in rows if type(cache).__name__ in BATCHED_NAMES or getattr(cache, "offset", 0) == 0]
     return bool(rows) and not others  # no generator: an interrupt within one would be lost
 
 
 def _hold_values(caches: list[Any]) -> bool:
-    """Whether what caches hold has been computed, and so whatever led there."""
+    """Return whether the contents of caches are evaluated."""
     arrays = [array for cache in caches for array in kind_of(cache).arrays(cache) if isinstance(array, mx.array)]
     return bool(arrays) and are_evaluated(arrays)
 
 
 def _goes_on(cache: Any, before: list[Any] | None) -> bool:
-    """Whether the arrays that a step has replaced are like those that it began with."""
+    """Return whether the arrays that a step has replaced have the form of the former ones."""
     if before is None:
         return True
     kind = kind_of(cache)
@@ -367,17 +367,17 @@ def _kind(tokens: mx.array, caches: list[Any]) -> tuple[object, ...]:
 
 
 def _costs_nothing(error: BaseException, stream: mx.Stream) -> bool:
-    """Whether it is one of a captured step alone, so that the model can go on with the caller's arrays."""
+    """Return whether the error is of a captured step only, so that the model can continue with the caller's arrays."""
     return isinstance(error, (NotReplayed, CaptureFailed, native.module(stream).CaptureError))
 
 
 def _weight(error: BaseException) -> float:
-    """How much an error says of the next time; memory that was full may have room then."""
+    """Return how much an error counts against further captures; memory may be free next time."""
     return 0.1 if is_full(error) else 1.0
 
 
 def decoding_of(model: Any) -> Decoding:
-    """What is captured of a model, and of no copy of it."""
+    """Return the captures of a model, not those of a copy."""
     state = vars(model).get(_STATE)
     if state is None or state.model() is not model:
         state = vars(model)[_STATE] = Decoding(model)
@@ -385,12 +385,12 @@ def decoding_of(model: Any) -> Decoding:
 
 
 def is_step(tokens: Any, cache: Any) -> bool:
-    """Whether these arguments are a step of one token for each sequence."""
+    """Return whether these arguments are a step of one token per sequence."""
     return _on_gpu(tokens) and tokens.ndim == 2 and tokens.shape[1] == 1 and isinstance(cache, list) and len(cache) > 0
 
 
 def _on_gpu(tokens: Any) -> bool:
-    """Whether a call with these is computed on a GPU, and these are not traced."""
+    """Return whether the call runs on a GPU and its arrays are not traced."""
     return (
         isinstance(tokens, mx.array)
         and native.loaded is not None
@@ -402,7 +402,7 @@ def _on_gpu(tokens: Any) -> bool:
 def step_of(
     model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], rest: dict[str, Any], *, at_once: bool
 ) -> tuple[Any, Decoding]:
-    """What a model returns for a step, and what is captured of it. ``function``: its own ``__call__``; ``rest``: its other arguments."""
+    """Return the model's result of a step, and its captures. ``function``: its own ``__call__``; ``rest``: its other arguments."""
     state = decoding_of(model)
 
     def logits(model: Any, tokens: mx.array, cache: list[Any], **others: Any) -> Any:
@@ -422,7 +422,7 @@ def step_of(
 def _at_positions(
     state: Decoding, model: Any, function: Callable[..., Any], tokens: mx.array, caches: list[Any], rest: dict[str, Any], *, at_once: bool
 ) -> Any:
-    """The same of a model that counts positions beside its caches."""
+    """The same for a model that counts positions itself."""
     given = rest.get(NAME)
     deltas = state.deltas_of(getattr(model, NOTE) if given is None else given, tokens.shape[0])
     if deltas is None:

@@ -1,4 +1,4 @@
-"""What mlx-lm's batched caches hold that have theirs in pages, and what goes there and comes back (`in_pages.py`)."""
+"""The contents of paged batch caches of mlx-lm, and copies to and from pages (`in_pages.py`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .caches import BatchedRotating, Replaced, kind_of
 
 
 def content_of(held: Held, layer: int, rest: dict[str, Any]) -> dict[str, Any]:
-    """What a cache with these attributes, in pages, would have in arrays of its own."""
+    """Return the contents of a paged cache with these attributes, in its own arrays."""
     if held.pool.states.like[layer]:
         return {**rest, "cache": held.pool.state(held, layer)}
     keys, values = held.pool.rows(held, layer)
@@ -23,7 +23,7 @@ def content_of(held: Held, layer: int, rest: dict[str, Any]) -> dict[str, Any]:
 
 
 def settle(cache: Any) -> Any:
-    """A cache, which is no more in pages."""
+    """Give a cache its own arrays, so that it is no longer paged."""
     if state := vars(cache).get(STATE):
         with state[0].pool.states.lock:
             if is_in_pages(cache):  # otherwise another thread was faster
@@ -40,7 +40,7 @@ def _leave(cache: Any, content: dict[str, Any]) -> None:
 
 
 def known_again(caches: list[Any]) -> None:
-    """Of caches that were put back: those that have states in pages again, which somebody else may have by now."""
+    """Register the states of restored paged caches, which others may use by now."""
     for cache in caches:
         if is_in_pages(cache) and not has_rows(cache):
             pool = vars(cache)[STATE][0].pool
@@ -50,7 +50,7 @@ def known_again(caches: list[Any]) -> None:
 
 
 def settle_copies(pool: Pool) -> bool:
-    """Have caches that hold what a step is about to replace have arrays of their own; whether there were any."""
+    """Give caches that share what a step replaces their own arrays; return whether there were any."""
     if not pool.states.copies:
         return False
     pool.wait()
@@ -84,7 +84,7 @@ def layer_of(cache: Any) -> Layer:
 
 
 def places_of(held: Held, rest: dict[str, Any]) -> dict[str, Any]:
-    """Where a batch's sequences, or the only one, begin and end, by the names that caches have for that."""
+    """Return where a batch's sequences, or the only one, begin and end, by the names in the caches."""
     if "cache" in rest:
         return {}
     longest = max(held.lengths)
@@ -97,7 +97,7 @@ def places_of(held: Held, rest: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_rows(cache: Any) -> bool:
-    """Whether it has rows, not a state."""
+    """Return whether it has rows, not a state."""
     return type(cache).__name__ != Replaced.name
 
 
@@ -106,12 +106,12 @@ def keys_and_values(cache: Any) -> list[mx.array]:
 
 
 def form_of(cache: Any) -> Form:
-    """Heads, head dimension and dtype of a cache's keys and of its values."""
+    """Return the heads, head size and dtype of a cache's keys and values."""
     return [(array.shape[1], array.shape[3], array.dtype) for array in keys_and_values(cache)]
 
 
 def bytes_of_a_page(cache: Any) -> int:
-    """As the cache has its rows."""
+    """Return the size of a page of this cache."""
     return sum(heads * PAGE * dim * dtype.size for heads, dim, dtype in form_of(cache))
 
 
@@ -120,18 +120,18 @@ def states_of(cache: Any) -> list[mx.array]:
 
 
 def lengths_of(caches: list[Any]) -> list[int]:
-    """The rows of each sequence of a batch, as the first layer that has rows knows them."""
+    """Return the rows of each sequence of a batch, from the first layer with rows."""
     lengths: list[int] = next(cache for cache in caches if has_rows(cache)).offset.tolist()
     return lengths
 
 
 def window_of(cache: Any) -> int | None:
-    """How many rows there are at most."""
+    """Return the maximum number of rows."""
     return cache.max_size if kind_of(cache) is BatchedRotating else None
 
 
 def rows_of(cache: Any) -> list[mx.array]:
-    """Keys and values of a batch's cache, the oldest first, of a window no more than it has; nothing of a state."""
+    """Return the keys and values of a batch's cache, oldest first, within the window; None for a state."""
     if not has_rows(cache):
         return []
     if getattr(cache, "rotated", False):

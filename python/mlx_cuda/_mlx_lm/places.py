@@ -1,6 +1,6 @@
-"""What is put in the places of mlx-lm's own: attention to quantised keys, linear attention, and what takes drafts back.
+"""Replacements of mlx-lm's functions: attention over a quantized KV cache, linear attention, and trimming of drafts.
 
-And in those of copies that other packages carry, such as mlx-vlm and mlx-audio, where their code is known (`copies.py`).
+Known copies in other packages, such as mlx-vlm and mlx-audio, are replaced too (`copies.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .copies import is_being_imported, known_as, modules_of, package_of
 
 @cache  # of a function one that has a cache
 def _gated_delta(theirs: Callable[..., Any], *, chunked: bool = False) -> Callable[..., Any]:
-    """mlx-lm's loop over time, or mlx-vlm's scan of chunks, whose state is float32."""
+    """mlx-lm's loop over time, or mlx-vlm's chunked scan, whose state is float32."""
 
     @cached
     @in_place_of(theirs)
@@ -52,7 +52,7 @@ def _gated_delta(theirs: Callable[..., Any], *, chunked: bool = False) -> Callab
 
 @cache
 def _ssm(theirs: Callable[..., Any], *, masks: bool = True) -> Callable[..., Any]:
-    """mlx-lm's scan of Mamba-2, 256 tokens at a time. ``masks``: whether tokens that are masked leave the state as it is, as here."""
+    """mlx-lm's scan of Mamba-2, 256 tokens at a time. ``masks``: whether masked tokens leave the state unchanged, as here."""
 
     @cached
     @in_place_of(theirs)
@@ -91,7 +91,7 @@ def _ssm(theirs: Callable[..., Any], *, masks: bool = True) -> Callable[..., Any
 
 
 def _quantized_attention(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """mlx-lm's attention to a quantised cache: two products, with the scores between them."""
+    """mlx-lm's attention over a quantized KV cache: two matmuls, with the scores between them."""
 
     @wraps(theirs)
     def attention(queries: Any, q_keys: Any, q_values: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8) -> Any:
@@ -129,7 +129,7 @@ _places: dict[tuple[str, str], None] = {}  # names of modules and of what they h
 
 
 def put() -> bool:
-    """Replace what has been imported by now; whether that was there."""
+    """Replace what has been imported so far; return whether there was anything."""
     made: dict[Any, Any] = {}
     for variables, name, theirs in _there():
         ours = PLACES.get((variables["__name__"], name)) or _in_place_of_a_copy(variables, theirs)
@@ -142,7 +142,7 @@ def put() -> bool:
 
 
 def take_away() -> None:
-    """Bring their own functions back."""
+    """Restore the functions."""
     for variables, name, ours in _there():
         theirs = getattr(ours, "unpatched", None)
         if theirs is not None:
@@ -150,7 +150,7 @@ def take_away() -> None:
 
 
 def left_alone(package: str) -> list[str]:
-    """Functions of a package that have the names of mlx-lm's, but not code that is known."""
+    """Return functions of a package with the names of mlx-lm's, but unknown code."""
     found = ((variables, name, getattr(theirs, "unpatched", theirs)) for variables, name, theirs in _there())
     return [
         f"{theirs.__module__}.{name}"
@@ -160,12 +160,12 @@ def left_alone(package: str) -> list[str]:
 
 
 def _in_place_of_a_copy(variables: dict[str, Any], theirs: Any) -> Callable[..., Any] | None:
-    """Of a function that its own package uses: whoever else holds it has asked for theirs."""
+    """Replace a function in its own package only: others that imported it keep the original."""
     return COPIES.get(known_as(theirs)) if variables["__name__"].partition(".")[0] == package_of(theirs) else None
 
 
 def _there() -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Functions that may be replaced, or are, in the variables of their modules and of those that have imported them."""
+    """Return replaceable functions in the variables of their modules and of modules that import them."""
     for module_name, variables in modules_of(""):
         module = sys.modules.get(module_name)
         if _looked_into.get(module_name) != id(module):

@@ -1,7 +1,7 @@
-"""Positions that a model counts beside its caches: those of mlx-vlm's Qwen VL, where a picture's tokens share some.
+"""Positions that a model counts itself: those of mlx-vlm's Qwen VL, in which the tokens of an image share some.
 
-Such a model notes in itself by how much the positions after a prompt are behind (``_rope_deltas``), or is given that at each step, and adds
-it to the place of a token. A step that is captured reads it where it reads places.
+Such a model stores the offset of positions after a prompt (``_rope_deltas``), or gets it in each step, and adds it to the token's position.
+A captured step reads it from device memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _notes: dict[type, tuple[str, ...]] = {}
 
 
 def notes_of(model: Any) -> tuple[str, ...]:
-    """The names of what it notes in itself, if its code is known to go by the argument."""
+    """Return the attributes that it stores, if its code is known to use the argument instead."""
     cls = type(model)
     notes = _notes.get(cls)
     if notes is None:
@@ -33,7 +33,7 @@ def notes_of(model: Any) -> tuple[str, ...]:
 
 
 def numbers_of(deltas: mx.array, batch: int) -> tuple[int, ...] | None:
-    """One for each sequence, which waits for the device; None where there are none, or in no such shape as prompts give."""
+    """Return one number per sequence, which synchronizes; None without numbers, or in another shape than that of prompts."""
     if not mx.issubdtype(deltas.dtype, mx.integer) or deltas.shape not in {(1, 1), (batch, 1)}:
         return None
     numbers: list[int] = deltas.flatten().tolist()  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Prompts: the device begins with the first layers while the host still builds the graph of the others."""
+"""Prefill: the GPU starts with the first layers while the CPU still builds the graph of the others."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ AHEAD = 2  # of these parts the device may have left: what is encoded holds its 
 
 
 def is_prompt(tokens: Any, cache: Any) -> bool:
-    """Whether a model that is called with these is going to have much to do."""
+    """Return whether a call of a model is large enough."""
     return isinstance(tokens, mx.array) and tokens.ndim == 2 and tokens.shape[1] >= FEWEST_TOKENS and isinstance(cache, list)
 
 
 def is_evaluated(model: Any) -> bool:
-    """Whether all of a model's weights are there. Otherwise MLX computes nothing yet, and perhaps never."""
+    """Return whether all weights of a model are evaluated. Otherwise MLX must compute nothing yet."""
     if native.loaded is None:
         return True
     weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
@@ -53,7 +53,7 @@ def begun_ahead(cache: list[Any]) -> Iterator[None]:
 
 
 def _takes(cache: Any) -> bool:
-    """Whether a cache is given keys and values, and a model that this one is a part of has not seen to it."""
+    """Return whether a cache gets keys and values, and no outer model has handled it."""
     return hasattr(cache, "update_and_fetch") and hasattr(cache, "__dict__") and "update_and_fetch" not in vars(cache)
 
 

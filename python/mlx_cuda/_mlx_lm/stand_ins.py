@@ -1,4 +1,4 @@
-"""What mlx-lm's models are given for their caches while a step is captured."""
+"""The fakes that mlx-lm's models get instead of caches during a capture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASKING = set[str]()  # packages whose models ask on the host whether a token is 
 
 
 class Position(mx.array):
-    """A token's place in its sequence, which the device knows. Models ask whether it is the first, whose steps run as they are."""
+    """A token's position in device memory. Models that compare it with 0 run their first step eagerly."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -31,7 +31,7 @@ class Position(mx.array):
 
 
 def position_of(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """mlx-vlm's number of tokens that a cache has, which a step that is captured has on the device."""
+    """mlx-vlm's number of tokens in a cache, which a captured step reads on the device."""
     ASKING.add(package_of(theirs))
 
     @wraps(theirs)
@@ -42,7 +42,7 @@ def position_of(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class RowStandIn(StandIn):
-    """Of a cache with a row of each token."""
+    """The fake of a cache with one row per token."""
 
     def __init__(self, capture: Capture, kind: RowKind, memory: list[mx.array], place: int) -> None:
         self.capture = capture
@@ -59,7 +59,7 @@ class RowStandIn(StandIn):
             self.offset = capture.step.offset(place)
 
     def position(self) -> Position:
-        """How many tokens its cache has; of a batch with their left padding, as its cache counts them."""
+        """Return the number of tokens in its cache, including left padding in a batch."""
         step, place = self.capture.step, self.place
         return Position((step.row(place) if self.kind is Batched else step.offset(place)) + int(self.fetched is not None))
 
@@ -93,7 +93,7 @@ class RowStandIn(StandIn):
         return self._given(self.memory[0], self.memory[1])
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """For layers that attend to what another one has appended."""
+        """Return keys and values for layers that attend to another layer's."""
         if self.fetched is None:
             raise NotReplayed("rows of a cache are read before it has the token's own")
         return self.fetched
@@ -116,7 +116,7 @@ class RowStandIn(StandIn):
 
 
 class PagedStandIn(RowStandIn):
-    """The same of a batch whose sequences are in pages, each from its own first row on; quantised where a ``form`` is given."""
+    """The fake of a paged batch; quantized if a ``form`` is given. Each sequence has its own first row."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class PagedStandIn(RowStandIn):
 
 
 class QuantizedStandIn(RowStandIn):
-    """The same of a quantised one."""
+    """The fake of a quantized cache."""
 
     def __init__(self, capture: Capture, memory: list[mx.array], place: int, form: tuple[int, int]) -> None:
         super().__init__(capture, Quantized, memory, place)
@@ -193,9 +193,9 @@ class QuantizedStandIn(RowStandIn):
 
 
 class ReplacedStandIn(StandIn):
-    """The same of a cache whose arrays are replaced. ``changes``: whether the model does replace each of them.
+    """The fake of a cache whose arrays are replaced. ``changes``: whether the model replaces each of them.
 
-    The model is given another cache of the same class, whose methods do whatever they do with these arrays.
+    The model gets another cache of the same class, whose methods work on these arrays.
     """
 
     def __init__(self, capture: Capture, memory: list[mx.array], cls: type, changes: list[bool]) -> None:
@@ -224,7 +224,7 @@ class ReplacedStandIn(StandIn):
 def stand_in(
     capture: Capture, kind: Kind, cache: Any, before: list[mx.array] | None, memory: list[mx.array], place: int
 ) -> RowStandIn | ReplacedStandIn:
-    """What the model is given for a cache; ``before``: what it replaces some of, if it does."""
+    """Return the fake of a cache; ``before``: its arrays, if the step replaces some."""
     if before is not None:
         changes = [one is not other for one, other in zip(before, kind.arrays(cache), strict=True)]
         return ReplacedStandIn(capture, memory, type(cache), changes)

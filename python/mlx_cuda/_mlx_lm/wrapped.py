@@ -1,4 +1,4 @@
-"""Models whose steps are replayed while MLX is patched: mlx-lm's, and those of packages that have copies of its code."""
+"""Models whose steps are captured while MLX is patched: mlx-lm's, and those of packages with copies of its code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .prompts import begun_ahead, is_prompt
 
 
 def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A model's ``__call__``, with steps of one token replayed."""
+    """Return a model's ``__call__`` with captured decode steps."""
     signature = Signature.of(function)
 
     @wraps(function)
@@ -44,7 +44,7 @@ def replaying(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_model(cls: type) -> bool:
-    """Whether it is a model of mlx-lm, or of a package that has known copies of mlx-lm's caches."""
+    """Return whether it is a model of mlx-lm, or of a package with known copies of mlx-lm's caches."""
     if cls.__name__ not in MODELS or "__call__" not in vars(cls):
         return False
     if cls.__module__.startswith("mlx_lm.models."):
@@ -53,7 +53,7 @@ def _is_model(cls: type) -> bool:
 
 
 def _modules() -> list[type]:
-    """All classes of layers that there are."""
+    """Return all layer classes."""
     found: list[type] = [Module]
     for cls in found:
         found.extend(cls.__subclasses__())
@@ -66,7 +66,7 @@ def _wrap(cls: type) -> None:
 
 
 def not_replaying(model: Any) -> str:
-    """Why a model's steps are not looked at while MLX is patched; nothing where they are."""
+    """Return why a model's steps are not captured while MLX is patched, or an empty string."""
     cls = type(model)
     if not installed() or hasattr(cls.__call__, "unpatched"):
         return ""
@@ -74,13 +74,13 @@ def not_replaying(model: Any) -> str:
 
 
 def installed() -> bool:
-    """Whether steps are replayed at present."""
+    """Return whether steps are captured at present."""
     hook = vars(Module).get("__init_subclass__")
     return hook is not None and bool(vars(hook.__func__)["replaying"])
 
 
 def install(also: Callable[[], object], *, replay: bool = True) -> None:
-    """Have models, those that are imported later too, replay their steps. ``also`` is called now, and for each of the latter."""
+    """Capture the steps of models, also of those imported later. ``also`` is called now, and for each later import."""
     if replay:
         for cls in _modules():
             _wrap(cls)
@@ -98,7 +98,7 @@ def install(also: Callable[[], object], *, replay: bool = True) -> None:
 
 
 def remove() -> None:
-    """Give the models their own ``__call__`` back, and let go of what was captured."""
+    """Restore the models' ``__call__`` and release all captures."""
     for decoding in list(_all):
         for session in decoding.sessions:
             session.release()

@@ -1,1 +1,1 @@
-"""Linear attention: a state of constant size in the place of keys and values."""
+"""Linear attention: a state of constant size instead of keys and values."""

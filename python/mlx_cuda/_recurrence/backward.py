@@ -1,4 +1,4 @@
-"""Derivatives of linear attention with one decay for each head, written out by chunks of 64 tokens.
+"""Gradients of linear attention with one decay for each head, written out by chunks of 64 tokens.
 
 In a chunk, with T the logarithm of the decay from its beginning to each token, e = exp(T), f the decay from each token to its end, and D
 the decay from one token to a later one::
@@ -6,7 +6,7 @@ the decay from one token to a later one::
     U = M diag(beta) (V - diag(e) K S^T),  M = (I + tril(diag(beta) D K K^T, -1))^-1      (without the delta rule U = diag(beta) V)
     Y = tril(D Q K^T) U + diag(e) Q S^T,   S' = e[end] S + U^T diag(f) K
 
-Only the state S goes from chunk to chunk, and back its slope R: `Scan` is what is known after both. All the rest is products of all
+Only the state S goes from chunk to chunk, and back its gradient R: `Scan` is what is known after both. All the rest is matmuls of all
 chunks at once: with X = M^T dU, the slope of what M is multiplied with, that of M's inverse is -X U^T, and that of K S^T is
 -diag(beta e) X.
 """
@@ -26,7 +26,7 @@ CHUNK = 177 << 10  # bytes of one, of a head of the values and 128 of its elemen
 
 
 class Chunks(NamedTuple):
-    """A call by chunks, of which the last may have tokens of nothing: ``[B, Hv, chunks, tokens of a chunk, ...]``."""
+    """A call split into chunks, the last of which is padded: ``[B, Hv, chunks, tokens of a chunk, ...]``."""
 
     q: mx.array
     k: mx.array
@@ -45,13 +45,13 @@ class Chunks(NamedTuple):
 
     @property
     def between(self) -> mx.array:
-        """The decay from each token (column) to each later one (row)."""
+        """Return the decay from each token (column) to each later one (row)."""
         lower = mx.tri(self.total.shape[-1], dtype=mx.bool_)
         return mx.exp(mx.where(lower, self.total[..., None] - self.total[..., None, :], -mx.inf))
 
 
 class Scan(NamedTuple):
-    """What goes through the chunks in their order: ``[B, Hv, chunks, ...]`` in the dtype of the values."""
+    """The states and gradients between chunks: ``[B, Hv, chunks, ...]`` in the dtype of the values."""
 
     states: mx.array  # S^T, [key, value]: as a chunk finds it
     changes: mx.array  # U
@@ -62,9 +62,9 @@ class Scan(NamedTuple):
 
 
 def gradients(call: Call, cotangents: Sequence[mx.array], module: Any, stream: mx.Stream, *, delta: bool) -> list[mx.array] | None:
-    """Of all arrays of a call that `chunked` takes: by kernels, of which the last one has a composition for GPUs with less memory.
+    """Return the gradients of all arrays of a `chunked` call, by kernels; the last one has a fallback for GPUs with less shared memory.
 
-    None where the kernels before that are not there.
+    None without the kernels before that.
     """
     with mx.stream(stream):
         dy, last = cotangents[0].astype(call.v.dtype), cotangents[1].astype(mx.float32)
@@ -88,7 +88,7 @@ def gradients(call: Call, cotangents: Sequence[mx.array], module: Any, stream: m
 
 
 def _of_heads(call: Call, dy: mx.array, last: mx.array, module: Any, stream: mx.Stream, delta: bool) -> list[mx.array] | None:
-    """Of q, k, v, g, beta and the state, of which there may be none."""
+    """Return the gradients of q, k, v, g, beta and the state, if there is one."""
     found = module.linear_attention_scan(*call, dy, last, delta, stream)
     if found is None:
         return None
@@ -103,7 +103,7 @@ def _of_heads(call: Call, dy: mx.array, last: mx.array, module: Any, stream: mx.
 
 
 def by_chunks(call: Call, dy: mx.array) -> Chunks:
-    """Heads before tokens; what is masked is zeros, and decays by nothing."""
+    """Transpose to heads before tokens; masked tokens are zeros without decay."""
     heads, missing = call.v.shape[2], -call.v.shape[1] % TOKENS
     seen = None if call.mask is None else call.mask[:, :, None]
 
@@ -122,7 +122,7 @@ def by_chunks(call: Call, dy: mx.array) -> Chunks:
 
 
 def rest(call: Call, parts: Chunks, found: Scan) -> list[mx.array]:
-    """The slopes of q, k, v, g and beta: products of all chunks at once."""
+    """Return the gradients of q, k, v, g and beta: matmuls of all chunks at once."""
     q, k, v, dy, beta, _ = parts
     dtype, until, onwards, between, beta = v.dtype, parts.until, parts.onwards, parts.between, beta[..., None]
     target = found.change_gradients if found.solve is None else found.solve @ found.change_gradients  # X
@@ -145,7 +145,7 @@ def rest(call: Call, parts: Chunks, found: Scan) -> list[mx.array]:
 
 
 def _as_given(call: Call, gradients: list[mx.array]) -> list[mx.array]:
-    """Tokens before heads, of which those that share a query and a key are summed up; and of g itself."""
+    """Transpose to tokens before heads, summed over heads that share a query and a key, and convert the gradient of log(g) to that of g."""
     length = call.v.shape[1]
     q, k, v, g, beta = (each.flatten(2, 3)[:, :, :length].swapaxes(1, 2) for each in gradients)
     q, k = (each.reshape(*call.q.shape[:3], -1, call.q.shape[3]).sum(axis=3) for each in (q, k))
@@ -157,5 +157,5 @@ def _as_given(call: Call, gradients: list[mx.array]) -> list[mx.array]:
 
 
 def _sum(array: mx.array) -> mx.array:
-    """Over the last axis, in float32."""
+    """Sum over the last axis, in float32."""
     return array.astype(mx.float32).sum(axis=-1)

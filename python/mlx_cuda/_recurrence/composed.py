@@ -1,4 +1,4 @@
-"""Linear attention with one decay for each head, of MLX's operations: 64 tokens at a time, in float32, as the chunked kernels."""
+"""Fallback of linear attention with one decay per head: MLX's operations, 64 tokens at a time, in float32, as in the chunked kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEAST_DECAY = 1e-13  # of one token
 
 
 def composed(call: Call, *, delta: bool) -> tuple[mx.array, mx.array]:
-    """y, and the state after the last token; not of packed sequences."""
+    """Return y and the final state; packed sequences are not supported."""
     q, k, v, g, beta = (each.astype(mx.float32).swapaxes(1, 2) for each in call[:5])  # heads before tokens
     (batch, heads, tokens, value), key = v.shape, k.shape[3]
     state = mx.zeros((batch, heads, value, key)) if call.state is None else call.state
@@ -44,12 +44,12 @@ def composed(call: Call, *, delta: bool) -> tuple[mx.array, mx.array]:
 
 
 def log_decay(g: mx.array) -> mx.array:
-    """The logarithms of decays, of which none is below that of ``LEAST_DECAY``; NaN where a decay is negative or NaN."""
+    """Return the logarithms of decays, clamped to that of ``LEAST_DECAY``; NaN if a decay is negative or NaN."""
     return mx.log(mx.where(g < 0, mx.nan, mx.maximum(g, LEAST_DECAY)))
 
 
 def _padded(array: mx.array, missing: int, value: float) -> mx.array:
-    """With more tokens at the end."""
+    """Pad tokens at the end."""
     return mx.pad(array, [(0, missing) if axis == 2 else (0, 0) for axis in range(array.ndim)], constant_values=value)
 
 
@@ -58,7 +58,7 @@ def _chunks(array: mx.array, size: int) -> mx.array:
 
 
 def inverse(below: mx.array) -> mx.array:
-    """Of the identity and what is given below its diagonal, ``[..., n, n]``: by halves, each of which is the inverse of its own."""
+    """Invert the identity plus a strictly lower triangular matrix, ``[..., n, n]``, recursively by halves."""
     size = below.shape[-1]
     if size == 1:
         return mx.ones(below.shape, below.dtype)

@@ -1,4 +1,4 @@
-"""Calls of linear attention by whoever computes them: the native kernels, with their derivatives, or MLX."""
+"""Calls of linear attention, computed by the native kernels, with their gradients, or by MLX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ upstream_gated_delta = mx.fast.gated_delta_update
 
 @dataclass(slots=True)
 class LinearAttentionCall(AnyCall[tuple[mx.array, mx.array]]):
-    """A call of linear attention: y, and the state after the last token."""
+    """A call of linear attention: y and the final state."""
 
     arrays: Call
     choice: Choice
@@ -44,7 +44,7 @@ class LinearAttentionCall(AnyCall[tuple[mx.array, mx.array]]):
 
 
 def fused(call: Call, stream: mx.Stream, *, delta: bool, chunked: bool) -> tuple[mx.array, mx.array]:
-    """y, and the state after the last token; with derivatives of a composition where somebody may ask for them."""
+    """Return y and the final state, with the gradients of the fallback if they may be needed."""
     module = native.module(stream)
 
     def forward(*arrays: mx.array) -> tuple[mx.array, mx.array]:
@@ -84,12 +84,12 @@ def fused(call: Call, stream: mx.Stream, *, delta: bool, chunked: bool) -> tuple
 
 
 def derived(call: Call, cotangents: Sequence[mx.array], *, delta: bool) -> list[mx.array]:
-    """What MLX derives of the composition: the slopes of all arrays of a call."""
+    """Return the gradients of all arrays of a call, as MLX derives them from the fallback."""
     return of_floats(lambda *arrays: list(unfused(call.with_arrays(arrays), delta=delta)), call.arrays(), cotangents)
 
 
 def of_floats(function: Callable[..., list[mx.array]], arrays: Sequence[mx.array], cotangents: Sequence[mx.array]) -> list[mx.array]:
-    """Gradients of what is no mask and no offsets, and zeros for these."""
+    """Return the gradients, with zeros for masks and offsets."""
     which = [i for i, each in enumerate(arrays) if mx.issubdtype(each.dtype, mx.floating)]
     derived = [mx.zeros_like(each) for each in arrays]
 
@@ -105,9 +105,9 @@ def of_floats(function: Callable[..., list[mx.array]], arrays: Sequence[mx.array
 
 
 def unfused(call: Call, *, delta: bool) -> tuple[mx.array, mx.array]:
-    """The same of MLX's operations: by chunks, or where channels have decays of their own by MLX's function, which loops over time.
+    """Compute a call by MLX's operations: in chunks, or with one decay per channel by MLX's function, which loops over time.
 
-    Packed sequences are a batch of all tokens, each entry of which sees its own.
+    Packed sequences become a batch of all tokens, each entry of which is masked to its own.
     """
     if call.offsets is not None:
         token, sequences = mx.arange(call.v.shape[1]), call.sequences
@@ -122,14 +122,14 @@ def unfused(call: Call, *, delta: bool) -> tuple[mx.array, mx.array]:
 
 
 def by_upstream(call: Call) -> tuple[mx.array, mx.array]:
-    """The gated delta rule by MLX's own function."""
+    """Call MLX's own gated delta rule."""
     q, k, v, g, beta, state, mask, _ = call
     y, state = upstream_gated_delta(q, k, v, g, beta, state, mask)
     return y.astype(v.dtype), state
 
 
 def _inside(call: Call) -> mx.array:
-    """Which tokens belong to a sequence."""
+    """Return which tokens belong to a sequence."""
     token = mx.arange(call.v.shape[1])
     assert call.offsets is not None  # noqa: S101
     return mx.logical_and(token >= call.offsets[0], token < call.offsets[-1])

@@ -1,4 +1,4 @@
-"""The gated delta rule: linear attention that decays, and corrects what its state holds for a key."""
+"""The gated delta rule."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ def gated_delta(
     q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, *, state: mx.array | None = None, mask: mx.array | None = None,
     cu_seqlens: mx.array | None = None, stream: StreamOrDevice = None,
 ) -> LinearAttentionCall:  # fmt: skip
-    """The gated delta rule of "Gated Delta Networks" (arXiv:2412.06464), as Qwen 3 Next and Qwen 3.5 use it, token after token::
+    """Compute the gated delta rule, the linear attention of Qwen3-Next, Qwen3.5 and Kimi Linear::
 
         S = g[t] * S
         S = S + beta[t] * (v[t] - S @ k[t]) * k[t].T
         y[t] = S @ q[t]
 
+    Source: "Gated Delta Networks" (arXiv:2412.06464), "Kimi Linear" (arXiv:2510.26692).
+
     Args:
-        q: Queries, ``[B, T, Hk, Dk]``, scaled as they are to be.
-        k: Keys, ``[B, T, Hk, Dk]``, of length 1 where the rule is to be stable.
-        v: Values, ``[B, T, Hv, Dv]``; Hv is a multiple of Hk, and adjacent heads share a query and a key.
-        g: Decay, from 0 to 1: ``[B, T, Hv]``, or ``[B, T, Hv, Dk]`` for one of each channel of the keys (Kimi Linear, arXiv:2510.26692).
-        beta: How much of its error a token corrects, from 0 to 1, or to 2: ``[B, T, Hv]``.
-        state: What S begins with, ``[B, Hv, Dv, Dk]``; default zeros. With ``cu_seqlens`` its first dimension is the sequences.
-        mask: bool ``[B, T]``. A token without leaves S as it is, and its y is 0.
-        cu_seqlens: int32 ``[sequences + 1]``, rising from 0 to T at most: B is 1, and the tokens from ``cu_seqlens[s]`` up to
-            ``cu_seqlens[s + 1]`` are a sequence of their own.
+        q: Queries, ``[B, T, Hk, Dk]``, already scaled.
+        k: Keys, ``[B, T, Hk, Dk]``, normalized to length 1 for stability.
+        v: Values, ``[B, T, Hv, Dv]``; Hv is a multiple of Hk, and adjacent value heads share a query and a key head.
+        g: Decay between 0 and 1: ``[B, T, Hv]`` per head, or ``[B, T, Hv, Dk]`` per channel (Kimi Linear).
+        beta: Write strength between 0 and 1, or up to 2: ``[B, T, Hv]``.
+        state: Initial S, ``[B, Hv, Dv, Dk]``; default zeros. With ``cu_seqlens`` its first dimension is the number of sequences.
+        mask: bool ``[B, T]``. A masked token leaves S unchanged, and its y is 0.
+        cu_seqlens: int32 ``[sequences + 1]``, increasing from 0 to at most T: B is 1, and each range ``cu_seqlens[s]`` to
+            ``cu_seqlens[s + 1]`` is a sequence of its own (varlen).
         stream: Stream or device to run on.
 
     Returns:
-        y, ``[B, T, Hv, Dv]`` in the dtype that q, k and v promote to (float32 where that is no floating point type), and S after the last
-        token in float32. Tokens of no sequence give 0.
+        y, ``[B, T, Hv, Dv]`` in the dtype that q, k and v promote to (float32 if that is not a floating point type), and the final S in
+        float32. Tokens of no sequence return 0.
 
     Raises:
-        ValueError: The shapes do not fit, or a dtype is complex.
-        TypeError: An argument is no MLX array.
+        ValueError: Shapes do not fit, or a dtype is complex.
+        TypeError: An argument is not an MLX array.
 
-    The conventions are those of :func:`mlx.core.fast.gated_delta_update`. On a CUDA GPU S stays in registers, in float32, and is read and
-    written once: token by token, or for prompts in 16 bits by chunks of 64 tokens on tensor cores, where the operands of products with S
-    are rounded to 16 bits and a decay below 1e-13 counts as that. Derivatives of the latter are kernels as well; others are composed of
-    MLX's operations, 64 tokens at a time, or where channels have decays of their own one after the other.
+    The conventions are those of :func:`mlx.core.fast.gated_delta_update`. On a CUDA GPU, S stays in registers in float32 and is read and
+    written once. Few tokens run recurrently, 16-bit prompts in a chunked scan of 64 tokens on tensor cores, which stores the operands of
+    matmuls with S in 16 bits and clamps decays to 1e-13. The chunked scan has gradient kernels; other gradients run on MLX's operations,
+    64 tokens at a time, or with one decay per channel token by token.
     """
     on = resolve(stream)
     with mx.stream(on):

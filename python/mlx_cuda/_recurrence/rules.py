@@ -1,4 +1,4 @@
-"""What the forms of linear attention have in common: their arrays, and who computes a call."""
+"""The arrays and dispatch rules that all forms of linear attention share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_FEW = 4  # tokens, which need no shared memory
 
 
 class Call(NamedTuple):
-    """The arrays of a call as both sides take them."""
+    """The arrays of a call, as kernels and MLX expect them."""
 
     q: mx.array
     k: mx.array
@@ -36,18 +36,18 @@ class Call(NamedTuple):
         return self.v.shape[0] if self.offsets is None else self.offsets.size - 1
 
     def arrays(self) -> list[mx.array]:
-        """Those that there are; derivatives are of the ones that are no mask and no offsets."""
+        """Return the arrays that are not None; masks and offsets have no gradients."""
         return [each for each in self if each is not None]
 
     def with_arrays(self, arrays: Sequence[mx.array]) -> Call:
-        """The same with others of them."""
+        """Return the call with other arrays."""
         rest = iter(arrays)
         return Call(*(None if each is None else next(rest) for each in self))  # type: ignore[arg-type]
 
 
 @lru_cache(CACHED_SHAPES)
 def floating(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
-    """What these are computed in."""
+    """Return the dtype to compute in."""
     dtype = promoted(*dtypes)
     if mx.issubdtype(dtype, mx.complexfloating):
         raise WrongValue(f"[{operation}] Only real types are supported, got {dtype_text(*dtypes)}.")
@@ -55,7 +55,7 @@ def floating(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
 
 
 def prepared(operation: str, call: Call, dtype: mx.Dtype) -> Call:
-    """A call whose other shapes fit, in the dtypes that are computed with: q, k and v in this one."""
+    """Check the other shapes, and return a call with q, k and v in this dtype."""
     q, k, v, g, beta, state, mask, _ = call
     if state is not None:
         state = check_array(operation, "state", state, (call.sequences, *v.shape[2:], k.shape[3]), mx.float32)
@@ -69,7 +69,7 @@ def prepared(operation: str, call: Call, dtype: mx.Dtype) -> Call:
 
 
 class LinearCase(NamedTuple):
-    """A call, as far as the choice depends on it."""
+    """The properties of a call that determine its engine."""
 
     tokens: int
     key: int
@@ -82,7 +82,7 @@ class LinearCase(NamedTuple):
 
 
 def choose(call: Call, stream: mx.Stream) -> Choice:
-    """Who computes a call."""
+    """Return the engine of a call."""
     engine = native.engine(stream)
     if isinstance(engine, str):
         return Choice("mlx", engine)
@@ -94,12 +94,12 @@ def choose(call: Call, stream: mx.Stream) -> Choice:
 
 @lru_cache(1024)
 def choose_linear(case: LinearCase) -> Choice:
-    """The kernels for chunks of tokens, else those that go from token to token, else MLX."""
+    """Choose the chunked kernels, else the recurrent ones, else MLX."""
     against = first_reason((
-        (case.capability < OLDEST_GPU, f"our kernels run on {sm(OLDEST_GPU)} and newer"),
+        (case.capability < OLDEST_GPU, f"mlx-cuda's kernels run on {sm(OLDEST_GPU)} and newer"),
         (case.empty, "there is nothing to compute"),
-        (not {*case.dtypes} <= {*NATIVE}, f"our kernel takes {', '.join(NATIVE)}"),
-        (case.key % 8 != 0 or case.key > LARGEST_KEY, f"our kernel takes keys of a multiple of 8 elements, up to {LARGEST_KEY}"),
+        (not {*case.dtypes} <= {*NATIVE}, f"mlx-cuda's kernel supports {', '.join(NATIVE)}"),
+        (case.key % 8 != 0 or case.key > LARGEST_KEY, f"mlx-cuda's kernel supports keys of a multiple of 8 elements, up to {LARGEST_KEY}"),
         (
             case.channels and case.key > CHUNKED_KEY and case.tokens > MOST_FEW and case.capability in SMALL_SHARED_MEMORY,
             f"{sm(case.capability)} has too little memory for decays of channels and keys of {case.key} elements",

@@ -1,4 +1,4 @@
-"""The short causal convolution that models have before linear attention."""
+"""The short causal convolution before linear attention."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ upstream_conv1d = mx.conv1d
 
 
 class Call(NamedTuple):
-    """The arrays as both sides take them."""
+    """The arrays of a call, as the kernel and MLX expect them."""
 
     x: mx.array
     weight: mx.array  # [C, K, 1]
@@ -39,7 +39,7 @@ class Call(NamedTuple):
 
 
 class ConvCase(NamedTuple):
-    """A call, as far as the choice depends on it."""
+    """The properties of a call that determine its engine."""
 
     shape: Shape  # of x
     taps: int
@@ -57,31 +57,31 @@ def short_conv(
     activation: Activation | None = None,
     stream: StreamOrDevice = None,
 ) -> DirectCall[tuple[mx.array, mx.array]]:
-    """A causal convolution of each channel with its own few taps, for prompts and for tokens that follow::
+    """Compute a causal depthwise convolution with few taps, and its state for the next tokens::
 
-        rows = concatenate([state, x], axis=1)
-        y[:, t] = activation(sum over k of weight[:, k] * rows[:, t + k] + bias)
+        inputs = concatenate([state, x], axis=1)
+        y[:, t] = activation(sum over k of weight[:, k] * inputs[:, t + k] + bias)
 
-    as Mamba (arXiv:2312.00752), Qwen 3 Next and Kimi Linear have it before linear attention.
+    Source: Mamba (arXiv:2312.00752); Qwen3-Next and Kimi Linear have it before linear attention.
 
     Args:
-        x: What goes in, ``[B, T, C]``.
+        x: Inputs, ``[B, T, C]``.
         weight: ``[C, K]``, or ``[C, K, 1]`` as :class:`mlx.nn.Conv1d` with ``groups=C`` has it.
         bias: ``[C]``; default none.
-        state: The K - 1 rows before the first, ``[B, K - 1, C]``; default zeros.
-        activation: ``"silu"``, or none.
+        state: The K - 1 inputs before the first, ``[B, K - 1, C]``; default zeros.
+        activation: ``"silu"`` or None.
         stream: Stream or device to run on.
 
     Returns:
-        y, ``[B, T, C]`` in the dtype that x and weight promote to (float32 where that is no floating point type), and the last K - 1 rows
-        in the same: the state for the tokens that follow.
+        y, ``[B, T, C]`` in the dtype that x and weight promote to (float32 if that is not a floating point type), and the last K - 1 inputs
+        in the same dtype: the state for the next tokens.
 
     Raises:
-        ValueError: The shapes do not fit, a dtype is complex, or the activation is another one.
-        TypeError: An argument is no MLX array.
+        ValueError: Shapes do not fit, a dtype is complex, or the activation is unknown.
+        TypeError: An argument is not an MLX array.
 
-    On a CUDA GPU, float16 and bfloat16 with a multiple of eight channels and three or four taps are one kernel, which computes in float32
-    and rounds once; of one token also others. Everything else, and derivatives, are MLX's operations.
+    On a CUDA GPU, float16 and bfloat16 with a multiple of eight channels and three or four taps run in one kernel, which computes in
+    float32 and rounds once; single tokens also with other sizes. Other calls, and gradients, run on MLX's operations.
     """
     on = resolve(stream)
     with mx.stream(on):
@@ -107,7 +107,7 @@ def _check(x: Shape, weight: Shape) -> None:
 
 
 def choose(call: Call, stream: mx.Stream) -> Choice:
-    """Who computes a call."""
+    """Return the engine of a call."""
     engine = native.engine(stream)
     if isinstance(engine, str):
         return Choice("mlx", engine)
@@ -116,19 +116,19 @@ def choose(call: Call, stream: mx.Stream) -> Choice:
 
 @lru_cache(1024)
 def choose_conv(case: ConvCase) -> Choice:
-    """Our kernel, else MLX's operations."""
+    """Choose mlx-cuda's kernel, else MLX's operations."""
     (batch, tokens, channels), taps = case.shape, case.taps
     one = tokens == 1
     against = first_reason((
-        (case.capability < OLDEST_GPU, f"our kernel runs on {sm(OLDEST_GPU)} and newer"),
+        (case.capability < OLDEST_GPU, f"mlx-cuda's kernel runs on {sm(OLDEST_GPU)} and newer"),
         (0 in case.shape, "there is nothing to compute"),
-        (case.dtype not in HALF, f"our kernel takes {' and '.join(HALF)}"),
-        (channels % 2 != 0, "our kernel takes an even number of channels"),
-        (not 2 <= taps <= MOST_TAPS, f"our kernel takes 2 to {MOST_TAPS} taps"),
-        (not one and channels % 8 != 0, "our kernel for several tokens takes a multiple of 8 channels"),
-        (not one and taps not in TAPS, f"our kernel for several tokens takes {' or '.join(map(str, TAPS))} taps"),
-        (batch > LARGEST_BATCH, f"our kernel takes {LARGEST_BATCH} sequences at most"),
-        (channels > MOST_CHANNELS, f"our kernel takes {MOST_CHANNELS} channels at most"),
+        (case.dtype not in HALF, f"mlx-cuda's kernel supports {' and '.join(HALF)}"),
+        (channels % 2 != 0, "mlx-cuda's kernel supports an even number of channels"),
+        (not 2 <= taps <= MOST_TAPS, f"mlx-cuda's kernel supports 2 to {MOST_TAPS} taps"),
+        (not one and channels % 8 != 0, "mlx-cuda's kernel for several tokens supports a multiple of 8 channels"),
+        (not one and taps not in TAPS, f"mlx-cuda's kernel for several tokens supports {' or '.join(map(str, TAPS))} taps"),
+        (batch > LARGEST_BATCH, f"mlx-cuda's kernel supports {LARGEST_BATCH} sequences at most"),
+        (channels > MOST_CHANNELS, f"mlx-cuda's kernel supports {MOST_CHANNELS} channels at most"),
     ))  # fmt: skip
     return Choice("mlx", against) if against else Choice("direct", "each channel with its own taps, in one pass")
 
@@ -148,7 +148,7 @@ def depthwise(
     x: mx.array, weight: mx.array, /, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1, *,
     stream: StreamOrDevice = None,
 ) -> Prepared | None:  # fmt: skip
-    """What computes :func:`mlx.core.conv1d` of these arguments, if it is the convolution of a prompt that our kernel computes faster.
+    """Return mlx-cuda's call for these arguments of :func:`mlx.core.conv1d`, if it is a convolution that the kernel computes faster.
 
     That of one token is left to MLX: a captured step has a kernel for it and for what comes after.
     """

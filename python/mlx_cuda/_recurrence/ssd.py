@@ -1,4 +1,4 @@
-"""The state space model of Mamba-2: linear attention that decays by how long a token lasts."""
+"""The state space model of Mamba-2."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ def ssd(
     x: mx.array, dt: mx.array, a: mx.array, b: mx.array, c: mx.array, *, d: mx.array | None = None, state: mx.array | None = None,
     mask: mx.array | None = None, stream: StreamOrDevice = None,
 ) -> LinearAttentionCall:  # fmt: skip
-    """The state space model of Mamba-2, "Transformers are SSMs" (arXiv:2405.21060), token after token::
+    """Compute the state space model of Mamba-2 (state space duality)::
 
         S = exp(dt[t] * a) * S + dt[t] * x[t] * b[t].T
         y[t] = S @ c[t] + d * x[t]
 
+    Source: "Transformers are SSMs" (arXiv:2405.21060).
+
     Args:
-        x: What goes in, ``[B, T, H, P]``.
-        dt: How long a token lasts, after its bias and softplus: ``[B, T, H]``.
-        a: What a head decays by, not positive: ``[H]``.
-        b: Where it goes to, ``[B, T, G, N]``; H is a multiple of G, and adjacent heads share one.
-        c: Where it is read from, ``[B, T, G, N]``.
-        d: How much goes through, ``[H]``; default none.
-        state: What S begins with, ``[B, H, P, N]``; default zeros.
-        mask: bool ``[B, T]``. A token without leaves S as it is, and its y is ``d * x``.
+        x: Inputs, ``[B, T, H, P]``.
+        dt: Time steps, after their bias and softplus: ``[B, T, H]``.
+        a: Decay rate of a head, at most 0: ``[H]``.
+        b: Input projections, ``[B, T, G, N]``; H is a multiple of G, and adjacent heads share one.
+        c: Output projections, ``[B, T, G, N]``.
+        d: Skip connection, ``[H]``; default none.
+        state: Initial S, ``[B, H, P, N]``; default zeros.
+        mask: bool ``[B, T]``. A masked token leaves S unchanged, and its y is ``d * x``.
         stream: Stream or device to run on.
 
     Returns:
-        y, ``[B, T, H, P]`` in the dtype that x, b and c promote to (float32 where that is no floating point type), and S after the last
-        token in float32.
+        y, ``[B, T, H, P]`` in the dtype that x, b and c promote to (float32 if that is not a floating point type), and the final S in
+        float32.
 
     Raises:
-        ValueError: The shapes do not fit, or a dtype is complex.
-        TypeError: An argument is no MLX array.
+        ValueError: Shapes do not fit, or a dtype is complex.
+        TypeError: An argument is not an MLX array.
 
-    Computed as :func:`gated_delta`, and so are derivatives.
+    It uses the kernels of :func:`gated_delta`, also for gradients.
     """
     on = resolve(stream)
     with mx.stream(on):

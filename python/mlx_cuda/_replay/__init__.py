@@ -1,1 +1,1 @@
-"""Steps of one token, captured once and launched for each: the captured graph, what it was captured of, and its memory."""
+"""Decode steps as CUDA graphs: the captured graph, the model's state at capture, and the memory of its caches."""

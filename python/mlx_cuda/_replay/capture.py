@@ -1,4 +1,4 @@
-"""What is known of a model's arrays while its step is captured: attention goes to the rows of its caches that are there."""
+"""The model's arrays during a capture: attention is limited to the valid rows of its caches."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _current = threading.local()
 
 
 class StandIn:
-    """What a model is given for a cache while its step is captured; the classes of a library are what its models ask of one."""
+    """The object that a model gets instead of a cache during a capture; a library's classes have what its models use."""
 
     has_row = True  # whether the token's row has been appended, where there are rows
     gives_masks = True  # whether the cache gives masks for one token, where there are rows
 
     @property
     def shown(self) -> Any:
-        """What the model gets to see."""
+        """Return the object that the model sees."""
         return self
 
     def replaced(self) -> tuple[list[mx.array], list[mx.array]]:
-        """The new arrays of what the step replaces, and the memory that they are for."""
+        """Return the new arrays that the step replaces, and the memory for them."""
         return [], []
 
 
 class Pages(NamedTuple):
-    """A layer's keys and values in pages; quantised where a ``form`` is given."""
+    """The paged KV cache of a layer; quantized if a ``form`` is given."""
 
     memory: list[mx.array]
     form: tuple[int, int] | None
@@ -45,7 +45,7 @@ class Pages(NamedTuple):
 
 
 class Capture:
-    """What is known of arrays that the model passes on while it is captured."""
+    """The known properties of arrays that the model passes on during a capture."""
 
     def __init__(self, step: Any, apart: int = 0, notes: tuple[str, ...] = ()) -> None:
         self.step = step
@@ -57,18 +57,18 @@ class Capture:
         self.masks: dict[int, tuple[mx.array, int, dict[str, Any]]] = {}  # with their place, and what `attention` calls the same
 
     def deltas(self) -> mx.array:
-        """How far each sequence's positions are from its places."""
+        """Return the difference between each sequence's positions and its rows."""
         starts: mx.array = self.step.starts(self.apart)
         return starts[:, None]
 
     def forget(self) -> None:
-        """Let go of the stand-ins, which hold this and the memory of caches, without Python's collector."""
+        """Release the fakes, which refer to this and to the memory of caches, without Python's garbage collector."""
         self.places.clear()
         self.pages.clear()
         self.masks.clear()
 
     def attention(self, upstream: Callable[..., mx.array], q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
-        """Attention to the rows of a cache that are there, which the device knows."""
+        """Compute attention over the valid rows of a cache, whose number only the device knows."""
         seen = self.seen(q, k, options.get("mask"))
         if seen is None:
             return upstream(q, k, v, **options)
@@ -86,7 +86,7 @@ class Capture:
         return out
 
     def seen(self, q: mx.array, k: mx.array, mask: Any) -> dict[str, Any] | None:
-        """What a query sees of a cache's keys, as ``attention`` calls it; None of keys that are in no cache."""
+        """Return the keys of a cache that a query attends to, in the options of ``attention``; None for keys of no cache."""
         place = self.places.get(id(k), (k, None))[1]
         _, mask_place, seen = self.masks.get(id(mask)) or self._cut_from(mask)
         if place is None or q.shape[2] != 1 or (mask is not None and mask_place != place):
@@ -94,7 +94,7 @@ class Capture:
         return {"lengths": self.step.lengths(place)} if mask is None else seen
 
     def _cut_from(self, mask: Any) -> tuple[Any, int | None, dict[str, Any]]:
-        """What is known of a mask that a model has cut to the keys, which are as many."""
+        """Return the properties of a mask that a model has sliced to the number of keys."""
         known = list(self.masks.values()) if isinstance(mask, mx.array) else []
         if known:
             same = native.module(mx.default_stream(mx.default_device())).same_arrays
@@ -111,14 +111,14 @@ def _attention(upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def current() -> Capture | None:
-    """What is captured in this thread at present."""
+    """Return the capture of this thread, if there is one."""
     return getattr(_current, "capture", None)
 
 
 def while_captured(capture: Capture, record: Callable[[Capture], Result]) -> Result:
-    """Have this thread's attention go by the capture while that is made; one thread at a time records.
+    """Route this thread's attention through the capture; one thread at a time captures.
 
-    A function and no context manager: an interrupt may come between the latter's beginning and its block, with the lock held.
+    It is a function and not a context manager, because an interrupt between the latter's entry and its block would keep the lock.
     """
     try:
         _lock.acquire()  # no with: of CPython 3.14 an interrupt may come between the lock's own beginning and its block

@@ -1,4 +1,4 @@
-"""How capturing a step, or launching it, fails."""
+"""Errors of capturing or launching a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KEPT = "arrays that it computes are kept somewhere, as by a hook"  # whoever doe
 
 
 def are_kept(any_left: Callable[[], bool]) -> bool:
-    """Whether arrays are left by more than cycles that Python's collector has not come to yet."""
+    """Return whether arrays are still referred to, other than by cycles that Python's garbage collector has not freed yet."""
     if not any_left():
         return False
     gc.collect()
@@ -18,19 +18,19 @@ def are_kept(any_left: Callable[[], bool]) -> bool:
 
 
 class NotReplayed(Exception):
-    """Why a model's steps are not replayed. Nothing of the caller's was consumed, as with ``CaptureError`` of the native module."""
+    """The reason why a model's steps are not captured. The caller's arrays are intact, as with the native module's ``CaptureError``."""
 
 
 class CaptureFailed(Exception):
-    """Why not at present, as for want of memory: another time it may work."""
+    """A temporary reason, such as a lack of memory: another time it may work."""
 
 
 @contextlib.contextmanager
 def own_arrays() -> Iterator[None]:
-    """Only arrays that nobody else has are computed here: where MLX fails to, the caller has lost nothing.
+    """Evaluate only arrays that nothing else refers to, so that an error of MLX does not affect the caller's.
 
-    Of the caller's arrays MLX drops the kernels that it has not launched and holds the arrays for evaluated, so whoever goes on with
-    them computes with what was never written: such an error is the caller's.
+    After an error MLX drops kernels that it has not launched and treats the caller's arrays as evaluated, although they were never written:
+    such an error is the caller's.
     """
     try:
         yield

@@ -1,6 +1,6 @@
-"""What a captured step asks of caches: a library says it by a class of static methods for each class of its caches.
+"""The interface of caches for captured steps: a library has one class of static methods for each class of its caches.
 
-A library has a package of its own beside this one, whose ``caches.py`` has the classes, and ``copies.py`` known copies of its caches.
+A library has a package beside this one: ``caches.py`` has the classes, ``copies.py`` known copies of its caches.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Where a token goes: its place in the sequence, its row in the cache, how many rows there are with it, and how far the first rows of
-    a batch's sequences have moved.
+    """The place of a token: its position in the sequence, its row in the cache, the number of rows including it, and how far the first rows
+    of a batch's sequences have moved.
     """
 
     offset: int
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 
 class Kind(Protocol):
-    """How caches of a class are replayed."""
+    """The interface of one class of caches."""
 
     batched: bool  # whether its sequences have an offset and left padding of their own
 
@@ -43,6 +43,6 @@ class Kind(Protocol):
 
 
 class BatchedKind(Kind, Protocol):
-    """The same of a batch."""
+    """The same for a batch."""
 
     def sequences(self, cache: Any, /) -> tuple[list[int], list[int]]: ...  # what each has beyond the offset, and start, of the place

@@ -1,4 +1,4 @@
-"""The GPU's memory: whether there is room, and whether an error says that there was none; and what nobody may see of it."""
+"""GPU memory: whether an allocation fits, and whether an error says that it did not; and clearing memory before others see it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ FULL = ("out of memory", "Unable to allocate", "allocation failed")  # in what e
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that the GPU's memory is full."""
+    """Return whether an error says that the GPU's memory is full."""
     return any(words in str(error) for words in FULL)
 
 
 def has_room(nbytes: int) -> bool:
-    """Whether MLX can allocate so much more.
+    """Return whether MLX can allocate this much more.
 
-    Its allocator frees what it has cached only as far as it would exceed its own limit, whatever other processes hold of the GPU.
+    MLX's allocator frees its cache only when it would exceed its own limit, whatever other processes use.
     """
     limit, active, cached = mx.get_memory_limit(), mx.get_active_memory(), mx.get_cache_memory()
     freed = min(max(active + cached + nbytes - limit, 0), cached)

@@ -1,4 +1,4 @@
-"""Pages whose keys and values are quantized: which are, and how."""
+"""Quantization of a paged KV cache."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import mlx.core as mx
 
 Form: TypeAlias = list[tuple[int, int, mx.Dtype]]  # heads, head dimension and dtype of keys and of values
 
-WIDEST_QUANTIZED = 256  # head_dim of what is quantised as it is appended
+WIDEST_QUANTIZED = 256  # head_dim of what is quantized as it is appended
 
 
 class Packing(NamedTuple):
-    """How pages are quantised, with mode "affine"."""
+    """The quantization of pages, with mode "affine"."""
 
     group_size: int
     bits: int
@@ -29,12 +29,12 @@ class Packing(NamedTuple):
 
 
 class Settings:
-    """What :func:`mlx_cuda.patch` was asked for."""
+    """The settings of :func:`mlx_cuda.patch`."""
 
     packing: Packing | None = None
 
     def packing_of(self, forms: Iterable[Form]) -> Packing | None:
-        """How pages of keys and values of these forms are quantized."""
+        """Return how pages of keys and values of these forms are quantized."""
         takes = self.packing is not None and all(self.packing.takes(dim, dtype) for form in forms for _, dim, dtype in form)
         return self.packing if takes else None
 

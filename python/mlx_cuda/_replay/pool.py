@@ -1,6 +1,6 @@
-"""Keys and values of many sequences in pages, and what a cache holds of them.
+"""The paged KV cache of many sequences, and what a cache object refers to.
 
-Layers that have a state in the place of rows are held by the same sequences (`states.py`).
+Layers with a state instead of rows belong to the same sequences (`states.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .states import ByLayers, States
 
 
 class Layer(NamedTuple):
-    """What a layer has of some batch: the form and the window of its keys and values, if any, or the arrays of its state."""
+    """A layer of a batch: the form and window of its keys and values, or the arrays of its state."""
 
     form: Form
     window: int | None
@@ -29,7 +29,7 @@ class Layer(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a cache in pages holds: sequences, and how many rows of each."""
+    """The contents of a paged cache object: sequences, and the number of rows of each."""
 
     pool: Pool
     sequences: tuple[Sequence, ...]
@@ -43,13 +43,13 @@ class Held(NamedTuple):
         return Held(self.pool, tuple(self.sequences[i] for i in indices), tuple(self.lengths[i] for i in indices))
 
     def are_last(self) -> bool:
-        """Whether the sequences end where these lengths say, and each is here once."""
+        """Return whether the sequences end at these lengths, and each occurs once."""
         return len({*self.sequences}) == len(self.sequences) and all(
             sequence.rows <= length for sequence, length in zip(self.sequences, self.lengths, strict=True)
         )
 
     def table(self, place: int, rows: int, columns: int) -> list[list[int]]:
-        """Numbers of a region's pages, of which those that are none are never read."""
+        """Return the block table of a region; unused entries are never read."""
         found, most = [], self.pool.regions[place].most
         for sequence in self.sequences:
             own = [page.number for page in sequence.pages[place]]
@@ -60,13 +60,13 @@ class Held(NamedTuple):
 
 
 class Pool:
-    """Pages of all layers: keys and values, or the parts of both.
+    """The pages of all layers: keys and values, or their quantized parts.
 
-    And the states of layers that have these, of ``most`` sequences at once.
+    It also has the states of layers with states, for at most ``most`` sequences.
     """
 
     def __init__(self, layers: list[Layer], counts: dict[int | None, int], most: int, packing: Packing | None, stream: mx.Stream) -> None:
-        """``counts``: how many pages there are of each window, and of none."""
+        """``counts``: the number of pages for each window, and for none."""
         self.packing = packing
         self.like = [layer.form for layer in layers]
         self.windows = [layer.window for layer in layers]
@@ -98,7 +98,7 @@ class Pool:
         return self.nbytes_of_pages + self.states.nbytes
 
     def is_shared(self, caches: list[Any]) -> bool:
-        """Whether others may hold what these do, whose states a step would replace."""
+        """Return whether other caches may refer to these sequences, whose states a step would replace."""
         return bool(self.states.copies) and any(cache in self.states.copies for cache in caches)
 
     def wait(self) -> None:
@@ -106,8 +106,8 @@ class Pool:
             mx.eval(self.last)
 
     def load(self, rows: ByLayers, lengths: list[int], states: ByLayers, stream: mx.Stream) -> Held | None:
-        """A batch's keys and values, a sequence's rows the last, copied to pages; None where there are too few, even without those of
-        sequences that left.
+        """Copy a batch's keys and values to pages, each sequence's rows at the end; return None if there are too few pages, even without
+        sequences that have left.
         """
         held = Held(self, tuple(Sequence(self.regions) for _ in lengths), tuple(lengths))
         parts = list(map(self._parts, rows))
@@ -129,30 +129,30 @@ class Pool:
         return held
 
     def arrange(self, held: Held, step: Any, *, anew: bool) -> None:
-        """Have these sequences' states be where a step of theirs finds them. ``anew``: other caches have just left."""
+        """Move these sequences' states to where a step finds them. ``anew``: other caches have just left."""
         if self.states and (anew or self.states.order != held.numbers):
             self.states.arrange(held.numbers, step)
 
     def kept(self, held: Held) -> ByLayers:
-        """The states of these sequences, which steps replace."""
+        """Return the states of these sequences before a step replaces them."""
         if not self.states:
             return []
         self.wait()
         return self.states.of(held.numbers)
 
     def restore(self, held: Held, states: ByLayers) -> None:
-        """Have them be what they were."""
+        """Restore these states."""
         self.wait()
         self.states.put(held.numbers, states)
 
     def reserve(self, held: Held) -> bool:
-        """Have pages for one more row of each sequence."""
+        """Allocate pages for one more row of each sequence."""
         return all(sequence.reserve(length + 1) for sequence, length in zip(held.sequences, held.lengths, strict=True))
 
     def rows(self, held: Held, layer: int) -> list[mx.array]:
-        """Keys and values of a layer, ``[B, heads, rows, dim]``, which end at the same row, with zeros before a sequence's first.
+        """Return the keys and values of a layer, ``[B, heads, rows, dim]``, aligned to the last row, with zeros before a sequence's first.
 
-        They are arrays of their own, begun in order with the steps before and after: nobody waits.
+        They are new arrays, evaluated in order with the steps before and after, without synchronization.
         """
         found = []
         for pages in self.arrays[layer]:
@@ -171,7 +171,7 @@ class Pool:
         return found
 
     def _index(self, held: Held, layer: int, heads: int) -> tuple[mx.array, mx.array | None]:
-        """Which rows of all pages these sequences' are, ``[B, heads, rows]``, and where there are any, unless that is everywhere."""
+        """Return the rows of all pages that belong to these sequences, ``[B, heads, rows]``, and a mask unless all are valid."""
         longest, place = max(held.lengths), self.places[layer]
         count = min(longest, self.windows[layer] or longest)
         if self._indices[0] != (held.numbers, held.lengths):
@@ -187,13 +187,13 @@ class Pool:
         return known[heads, place]
 
     def state(self, held: Held, layer: int) -> list[mx.array]:
-        """The state of a layer, in arrays of its own."""
+        """Return the state of a layer in new arrays."""
         self.wait()
         return self.states.of(held.numbers, layer)[0]
 
 
 def held_by(caches: list[Any]) -> Held | None:
-    """What caches of all layers hold, if all of them are in the same pages."""
+    """Return what the caches of all layers refer to, if all are in the same pages."""
     if not all(map(is_in_pages, caches)):  # no generator: an interrupt within one would be lost
         return None
     first: Held = vars(caches[0])[STATE][0]

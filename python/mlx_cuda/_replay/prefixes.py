@@ -1,4 +1,4 @@
-"""Pages that are known by what they hold, so that sequences that begin alike have the same ones."""
+"""Prefix sharing: pages that are found by their contents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Page:
-    """One page, which is free again when no sequence has it any more."""
+    """A page, which is free when no sequence refers to it."""
 
     __slots__ = ("__weakref__", "number")
 
@@ -25,17 +25,17 @@ class Page:
 
 
 class _Watched(weakref.ref[Page]):
-    """Of a page that is not free; its number is known when it is gone."""
+    """A weak reference to a page that is in use, with its number."""
 
     __slots__ = ("number",)
     number: int
 
 
 class Free:
-    """The pages of a pool that nobody has.
+    """The free pages of a pool.
 
-    A page comes back by a weak reference, which tells that it is gone when nobody can get it any more, whatever thread let go of it. A
-    finaliser would run before: another thread could find the page meanwhile, and have it beside the next one.
+    A page is returned by a weak reference, which reports that nobody can get the page any more, whatever thread released it. A finalizer
+    would run earlier: another thread could find the page meanwhile.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
@@ -54,10 +54,9 @@ class Free:
 
 
 class Prefixes:
-    """Pages by a digest of all their rows, which nobody writes any more.
+    """Pages by a digest of all their rows, once these are not written any more.
 
-    What a page holds, and not which tokens led to it, is compared: so a prefix that was computed in other company, and rounded otherwise,
-    is another one.
+    The contents are compared, not the tokens, so a prefix that was computed in another batch, and rounded differently, does not match.
     """
 
     def __init__(self, rows: int) -> None:
@@ -66,7 +65,7 @@ class Prefixes:
         self._seed = secrets.randbits(64)  # so that nobody can have two prefixes that differ be taken for one
 
     def digests(self, parts: list[mx.array], lengths: ManyOf[int], stream: mx.Stream) -> list[list[bytes]]:
-        """Of the pages that each sequence fills before its last row. ``parts``: ``[B, heads, rows, …]``, a sequence's rows the last."""
+        """Return the digests of the full pages of each sequence. ``parts``: ``[B, heads, rows, …]``, each sequence's rows at the end."""
         counts = [max(0, length - 1) // self.rows for length in lengths]
         if not any(counts):
             return [[] for _ in counts]
@@ -80,7 +79,7 @@ class Prefixes:
         return found
 
     def fill(self, pages: list[Page], digests: ManyOf[bytes], free: Free) -> None:
-        """Have these be a sequence's first pages: those that there are, and new ones where there are none, as long as there are any."""
+        """Assign a sequence's first pages: known ones, and new ones for the others, while there are any."""
         for digest in digests:
             page = self.known.get(digest)
             if page is None:

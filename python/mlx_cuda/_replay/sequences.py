@@ -1,4 +1,4 @@
-"""Sequences whose keys and values are in pages."""
+"""Sequences in a paged KV cache."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _numbers = itertools.count()
 
 
 def most_pages(window: int | None) -> float:
-    """In how many pages a window may lie: of more rows the newest page takes the place of the oldest."""
+    """Return the most pages of a window: beyond them, the newest page replaces the oldest."""
     return math.inf if window is None else (window + PAGE - 2) // PAGE + 1
 
 
 def pages_for(rows: int, most: float) -> int:
-    """How many pages a sequence of so many rows has."""
+    """Return the number of pages of a sequence with so many rows."""
     return int(min(-(-rows // PAGE), most))
 
 
 class Region:
-    """The pages of those layers that have the same window, or none. The first of them is nobody's: a step is captured with it."""
+    """The pages of all layers with the same window, or none. The first page belongs to no sequence: steps are captured with it."""
 
     def __init__(self, window: int | None, count: int) -> None:
         self.count, self.most = count, most_pages(window)
@@ -34,9 +34,9 @@ class Region:
 
 
 class Sequence:
-    """The pages of one sequence, of each region.
+    """The pages of one sequence, for each region.
 
-    Rows are written once: two that hold the same sequence, and as many rows of it, do not both write the next one.
+    Rows are written once: of two caches that refer to the same rows of a sequence, only one writes the next row.
     """
 
     __slots__ = ("count", "number", "pages", "regions", "room", "rows")
@@ -50,7 +50,7 @@ class Sequence:
         self.rows = 0  # that were written
 
     def reserve(self, rows: int) -> bool:
-        """Have pages for so many rows."""
+        """Allocate pages for so many rows."""
         if rows <= self.room:
             return True
         for region, own in zip(self.regions, self.pages, strict=True):
@@ -72,9 +72,9 @@ def is_in_pages(cache: Any) -> bool:
 
 
 def numbers_in_use(caches: weakref.WeakSet[Any]) -> set[int]:
-    """The sequences whose states somebody has. A cache whose first step was interrupted has been put back, and has none.
+    """Return the sequences whose states are in use. A cache whose first step was interrupted has none.
 
-    No method of the pool: one that it holds itself would keep its memory until Python's collector comes.
+    It is not a method of the pool: the pool would then keep its own memory until Python's garbage collector runs.
     """
     states = [vars(cache).get(STATE) for cache in list(caches)]
     return {number for state in states if state is not None for number in state[0].numbers}

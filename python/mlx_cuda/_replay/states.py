@@ -1,8 +1,8 @@
-"""What layers replace at each token, as the state of linear attention, of batches whose rows are in pages.
+"""Arrays that layers replace for each token, such as the state of linear attention, for batches in a paged KV cache.
 
-A captured step finds the states of its sequences in the first rows of memory that all captures share, in the order of the batch. Where
-sequences have joined or left, or another batch of the model has its turn, these rows are put in order anew. Those of sequences that
-somebody still has are copied out before.
+A captured step finds the states of its sequences in the first rows of memory that all captures share, in the order of the batch. When
+sequences join or leave, or another batch of the model runs, these rows are rearranged; those of sequences that are still in use are copied
+out first.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ByLayers: TypeAlias = list[list[mx.array]]
 
 
 class States:
-    """The arrays of all layers that replace theirs, ``[most, …]``, and whose rows they are; sequences are known by their numbers."""
+    """The arrays of all such layers, ``[most, …]``, and the sequence of each row; sequences are known by their numbers."""
 
     def __init__(self, arrays: ByLayers, most: int, in_use: Callable[[], set[int]]) -> None:
-        """``arrays``: what layers have of some batch, none of layers with rows. ``in_use``: gives the sequences that somebody has."""
+        """``arrays``: the states of layers in some batch, none for layers with rows. ``in_use``: returns the sequences in use."""
         self.most, self.in_use = most, in_use
         self.like = [[(array.shape[1:], array.dtype) for array in own] for own in arrays]
         self.memory = [[mx.full((most, *shape), POISON).astype(dtype) for shape, dtype in own] for own in self.like]
@@ -45,20 +45,20 @@ class States:
         return sum(array.nbytes for own in self.memory for array in own) + sum(apart.values())
 
     def first(self, rows: int) -> ByLayers:
-        """So many rows of the memory, where they lie."""
+        """Return the first rows of the memory, without a copy."""
         found = [[array[:rows] for array in own] for own in self.memory]
         mx.eval(found)
         return found
 
     def of(self, numbers: Sequence[int], layer: int | None = None) -> ByLayers:
-        """The states of these sequences, of all layers or of one, in memory of their own. The steps before have ended."""
+        """Return the states of these sequences, of all layers or of one, in new arrays. Earlier steps must have ended."""
         with self.lock:
             if layer is not None:  # of one layer after the other, but read at once
                 if self._read is None or self._read[0] != numbers:
                     self._read = [*numbers], self.of(numbers)
                 return [[array.__copy__() for array in self._read[1][layer]]]
             if any(number not in self._apart and number not in self.order for number in numbers):
-                raise RuntimeError("[decode_step] The state of a sequence is lost, as its last step was interrupted; cure: begin it anew.")
+                raise RuntimeError("[decode_step] The state of a sequence is lost, as its last step was interrupted; fix: begin it anew.")
             places = [self._apart.get(number) or (self.memory, self.order.index(number)) for number in numbers]
             runs = [(arrays, mx.array([row for _, row in run])) for arrays, run in _runs(places)]
             found = [
@@ -69,7 +69,7 @@ class States:
             return found
 
     def put(self, numbers: Sequence[int], arrays: ByLayers) -> None:
-        """Have these be the states of these sequences, where layers have any."""
+        """Set the states of these sequences."""
         if not self:
             return
         with self.lock:
@@ -77,7 +77,7 @@ class States:
             self._apart |= {number: (arrays, row) for row, number in enumerate(numbers)}
 
     def leave(self) -> None:
-        """Copy out of the memory what somebody has; its rows are nobody's then."""
+        """Copy states that are in use out of the memory; its rows are free then."""
         with self.lock:
             used = self.in_use()
             if leaving := [number for number in self.order if number in used and number not in self._apart]:
@@ -85,7 +85,7 @@ class States:
             self.order = []
 
     def arrange(self, numbers: list[int], step: Any) -> None:
-        """Have the memory's first rows be those of these sequences, for a step of theirs. The steps before have ended."""
+        """Arrange the memory's first rows for a step of these sequences. Earlier steps must have ended."""
         with self.lock:
             if self.order != numbers or not self._apart.keys().isdisjoint(numbers):
                 content = self.of(numbers)
@@ -101,15 +101,15 @@ class States:
         step.fill(flat, [None] * len(flat), memory)
 
     def begin(self) -> None:
-        """A step replaces them from here on; what has ended it before `end` loses them."""
+        """A step replaces the states from here on; if it does not reach `end`, they are lost."""
         self.order, self._stepping, self._read = [], self.order, None
 
     def end(self) -> None:
-        """The step has been taken."""
+        """The step has ended."""
         self.order = self._stepping
 
 
 def _runs(places: list[tuple[ByLayers, int]]) -> list[tuple[ByLayers, list[tuple[ByLayers, int]]]]:
-    """Of adjacent sequences, those whose states lie together."""
+    """Return runs of adjacent sequences whose states are contiguous."""
     runs = (list(run) for _, run in itertools.groupby(places, key=lambda place: id(place[0])))
     return [(run[0][0], run) for run in runs]

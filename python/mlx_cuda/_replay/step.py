@@ -1,4 +1,4 @@
-"""A model's step for one cache: captured, checked against the model itself, and replayed."""
+"""A captured step for one cache: captured, compared with the model itself, and launched."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LARGEST_ERROR = 0.3
 
 
 class _Now(threading.local):
-    """The step that this thread takes at present."""
+    """The step of this thread."""
 
     deltas: tuple[int, ...] | None = None  # of its sequences: how far positions, which the model counts itself, are from places
 
@@ -31,7 +31,7 @@ now = _Now()
 
 
 class Taken(NamedTuple):
-    """A step that a model has taken by itself, which is to be captured."""
+    """A step that the model has run eagerly and that is to be captured."""
 
     model: Any
     function: Callable[..., Any]  # its own ``__call__``
@@ -42,9 +42,9 @@ class Taken(NamedTuple):
 
 
 class Session(ABC):
-    """A captured step, the memory of its caches, and the cache that has it at present.
+    """A captured step, the memory of its caches, and the cache that uses it.
 
-    A library says what kinds its caches are of, and what its models are given for them (``before``: what a step began with).
+    A library defines the kinds of its caches, and the fakes of its models (``before``: what a step began with).
     """
 
     @staticmethod
@@ -87,10 +87,10 @@ class Session(ABC):
         self.owners: list[weakref.ref[Any]] = []  # the caches of all layers, once there are any
 
     def record(self, taken: Taken, twins: list[Any] | None) -> mx.array:
-        """Record the step, and compare its result with the model's own; that result.
+        """Capture the step, compare its result with the model's own, and return the latter.
 
-        ``twins``: the caches before the step, where there are other processes. These may do something else meanwhile, so a step with sums
-        over GPUs is compared with the model's own without the others' parts, and the model's own result counts.
+        ``twins``: the caches before the step, if there are other processes. These may do something else meanwhile, so a step with
+        all-reduces is compared with the model's own without the other processes' parts, and the model's own result is used.
         """
         model, function, tokens, caches, before, expected = taken
         places = self._places(caches, lambda kind, cache, _: kind.last(cache))
@@ -127,7 +127,7 @@ class Session(ABC):
     def _replayed(
         self, tokens: mx.array, places: list[Place], caches: list[Any], arrays: list[list[mx.array]], expected: mx.array
     ) -> tuple[list[mx.array], mx.array]:
-        """The memory of the caches, and the step's result, after it has run once and given what was expected."""
+        """Return the memory of the caches and the step's result, after it has run once with the expected result."""
         shared = self._fill(caches, arrays)
         replayed: mx.array = self.step.replay(tokens, places, self.stream)
         compare(replayed, expected)
@@ -135,7 +135,7 @@ class Session(ABC):
 
     @classmethod
     def _memory(cls, caches: list[Any]) -> list[list[mx.array]]:
-        """Arrays of as many rows as each cache may grow to; nothing is computed yet."""
+        """Return arrays with as many rows as each cache may grow to; they are not evaluated."""
         kinds = [cls.kind_of(cache) for cache in caches]
         return [
             [kind.memory(array, kind.capacity(cache)) for array in kind.arrays(cache) if array is not None]
@@ -144,7 +144,7 @@ class Session(ABC):
 
     @classmethod
     def nbytes_for(cls, caches: list[Any]) -> int:
-        """How much memory a session of these would have."""
+        """Return the size of a session for these caches."""
         return sum(array.nbytes for own in cls._memory(caches) for array in own)
 
     @property
@@ -152,11 +152,11 @@ class Session(ABC):
         return sum(array.nbytes for own in self.memory for array in own)
 
     def leave(self) -> None:
-        """Belong to no cache any more; the memory is free once nobody has its arrays."""
+        """Detach from the cache; the memory is free when nothing refers to its arrays."""
         self.owner = lambda: None
 
     def release(self) -> None:
-        """Leave the caches arrays of their own, without the rows that they do not use."""
+        """Give the caches their own arrays, without unused rows."""
         caches = [owner() for owner in self.owners]
         if all(cache is not None for cache in caches) and self.step.owns(self._arrays(caches)):
             for kind, cache in zip(self.kinds, caches, strict=True):
@@ -167,15 +167,15 @@ class Session(ABC):
 
     @property
     def is_over(self) -> bool:
-        """Whether the cache that had it last is gone."""
+        """Return whether the last cache is gone."""
         return isinstance(self.owner, weakref.ref) and self.owner() is None
 
     def is_for(self, stream: mx.Stream) -> bool:
-        """Whether it can run there: the memory of its sums is of the stream that it was captured on."""
+        """Return whether it can run on this stream: the peer memory of its all-reduces belongs to the stream of the capture."""
         return not self.step.has_sums or stream == self.stream
 
     def take(self, caches: list[Any]) -> bool:
-        """Give the memory to other caches that fit, with what they hold; False where they do not, or somebody else still has it."""
+        """Use the memory for other caches that fit, with their contents; return False if they do not fit, or the memory is in use."""
         try:
             if [self.kind_of(cache) for cache in caches] != self.kinds:
                 return False
@@ -192,7 +192,7 @@ class Session(ABC):
         return True
 
     def call(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> mx.array | None:
-        """The logits of the next step; None where the call does not fit what was captured."""
+        """Return the logits of the next step; None if the call does not fit the capture."""
         places = self._next(caches) if tokens.shape == self.shape else None
         if not self.is_for(stream):
             return None
@@ -212,7 +212,7 @@ class Session(ABC):
         return [array for _, index, _ in self.batched for array in (caches[index].offset, caches[index].left_padding)]
 
     def _read(self, caches: list[Any]) -> bool:
-        """Tell the step where each sequence begins, which waits for the device; False where caches at the same place do not agree."""
+        """Set where each sequence begins, which synchronizes; return False if caches at the same place disagree."""
         if not self.batched and now.deltas is None:
             return True
         vectors = self._vectors(caches)
@@ -233,7 +233,7 @@ class Session(ABC):
         return True
 
     def _advance(self, caches: list[Any], places: list[Place]) -> None:
-        """Have the batched caches' own arrays agree with their places: sums that are computed when somebody reads them."""
+        """Update the batched caches' own arrays: lazily evaluated sums."""
         offsets = {group: of + (places[group].offset + 1) for group, (of, _) in self.sequences.items()}
         starts = {group: of + places[group].start for group, (_, of) in self.sequences.items() if places[group].start}
         for at, (_, index, group) in enumerate(self.batched):
@@ -266,7 +266,7 @@ class Session(ABC):
         return [array for kind, cache in zip(self.kinds, caches, strict=True) for array in kind.arrays(cache)]
 
     def _fill(self, caches: list[Any], arrays: list[list[mx.array]]) -> list[mx.array]:
-        """Copy what there is of the caches' arrays, or of what they were before, to the memory."""
+        """Copy the caches' arrays, or those before the step, to the memory."""
         content = [kind.content(cache, a) for kind, cache, own in zip(self.kinds, caches, arrays, strict=True) for a in own]
         memory = [array for own in self.memory for array in own]
         return list(self.step.fill([array for array, _ in content], [rows for _, rows in content], memory))
@@ -291,7 +291,7 @@ def begin_capture(
     shape: tuple[int, ...],
     places: int,
 ) -> None:
-    """Record what a model does with its stand-ins, for other tokens than these; its logits have to be of this shape."""
+    """Capture what a model does with its fakes, for other tokens than these; its logits must have this shape."""
     step = capture.step
     random: Any = mx.random.state
     drawn = random[0]
@@ -326,7 +326,7 @@ def begin_capture(
 def _called(
     capture: Capture, model: Any, function: Callable[..., Any], stand_ins: Callable[[Capture], list[StandIn]]
 ) -> tuple[list[StandIn], Any]:
-    """Stand-ins, and what the model makes of them; where its code does not run with masks of ours, with those alone that caches give."""
+    """Return the fakes and the model's results. If its code does not run with mlx-cuda's masks, only those of caches are given."""
     given = stand_ins(capture)
     try:
         return given, function(model, capture.step.tokens(), cache=[each.shown for each in given])
@@ -339,7 +339,7 @@ def _called(
             return _called(capture, model, function, stand_ins)
         if isinstance(error, RuntimeError):  # as of memory that is full
             raise CaptureFailed(str(error)) from error
-        # Of the model's code, which stand-ins were given to, and nothing of the caller's.
+        # Of the model's code, which fakes were given to, and nothing of the caller's.
         raise NotReplayed(f"the model's code does not run while it is captured: {error!r}") from error
 
 
@@ -349,11 +349,11 @@ def compare(replayed: mx.array, expected: mx.array) -> None:
         error = mx.linalg.norm((replayed - expected).astype(mx.float32)) / mx.linalg.norm(expected.astype(mx.float32))
         size = float(error.item())  # type: ignore[arg-type]
     if not size < LARGEST_ERROR:
-        raise NotReplayed(f"a recorded step gives other logits (relative error {size:.2g})")
+        raise NotReplayed(f"a captured step gives other logits (relative error {size:.2g})")
 
 
 def without_spare_rows(kind: Kind, cache: Any) -> list[mx.array] | None:
-    """What a cache of a kind with rows holds, without rows that nobody has written; None where there are none such."""
+    """Return the contents of a cache without rows that were never written; None if there are none."""
     arrays, rows = kind.arrays(cache), kind.used(cache)
     if rows is None or any(array is None for array in arrays) or all(array.shape[2] <= rows for array in arrays):
         return None

@@ -1,10 +1,10 @@
-"""Whether a model still is what it was when its step was captured: everything that is reachable from it, watched.
+"""Whether a model is unchanged since its step was captured: everything reachable from it is watched.
 
-A captured step is launched without the model's Python code, so it is right only while that code would do the same. What is reachable
-is found here, once for each capture; whether anything of it has changed is asked at each step, in C++ (src/bindings/watch.h).
+A captured step runs without the model's Python code, so it is right only while that code would do the same. Reachable objects are found
+here, once per capture; each step compares them in C++ (src/bindings/watch.h).
 
-Not seen: variables of modules, files and the environment; what objects of C types hold without telling Python's garbage collector;
-and code or defaults that are replaced inside of a method that stays.
+Not detected: variables of modules, files and the environment; contents of C objects that Python's garbage collector does not see; and code
+or defaults that are replaced inside a method.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ PYTHONS_OWN = {"builtins", "abc", "typing", "enum", "functools", "types", "colle
 
 
 class Watch:
-    """All that is reachable from a model, as it is now.
+    """Everything reachable from a model, in its present state.
 
-    The model itself is not held, so that it is freed as if nobody watched it.
+    The model itself is not referred to, so that it can be freed.
     """
 
     def __init__(self, model: Any, stream: mx.Stream, notes: tuple[str, ...] = ()) -> None:
@@ -56,9 +56,9 @@ class Watch:
         self._native = self._module.Watch(model, found.instances, found.dicts, found.lists, self._others, gc.get_referents, unwatched)
 
     def same(self, model: Any) -> bool:
-        """Whether it is what it was, or holds other objects of equal values: some models write weights of theirs anew in each call.
+        """Return whether the model is unchanged, or has other objects of equal values: some models write weights again in each call.
 
-        Never where an array is that of a transformation, as in training: it has no value.
+        False if an array is traced by a transformation, as in training: it has no value.
         """
         if self._native.unchanged(model):
             return True
@@ -75,13 +75,13 @@ class Watch:
 
 
 class _Rank(NamedTuple):
-    """The place of an object among those that were found."""
+    """The index of an object among those that were found."""
 
     of: int
 
 
 class _Found:
-    """What is reachable from a model, nearest first. None stands for the model."""
+    """The objects reachable from a model, nearest first. None stands for the model."""
 
     def __init__(self, model: Any, unwatched: tuple[str, ...] = (STATE,)) -> None:
         self.unwatched = unwatched  # names of what may change
@@ -115,7 +115,7 @@ class _Found:
                     following.append(value)
 
     def arrays_beside(self, now: _Found) -> list[tuple[mx.array, mx.array]] | None:
-        """The arrays that were there, each beside the one that is in its place; None where anything else is not what it was."""
+        """Return pairs of the former and the present arrays; None if anything else has changed."""
         pairs = []
         if len(self._parts) != len(now._parts):
             return None
@@ -136,7 +136,7 @@ class _Found:
         return _Rank(rank) if rank is not None and (type(value) in KNOWN_BY_CONTENT or isinstance(value, Module)) else value
 
     def _look_into(self, each: Any, named: Any) -> list[Any]:
-        """Have it be watched; what is looked into next. By its type, as objects may say that they are of another class."""
+        """Watch an object and return its contents. It goes by the type, because objects may claim another class."""
         cls, found = type(each), list[Any]()
         if issubclass(cls, type):
             return self._look_into_class(each)
@@ -174,7 +174,7 @@ class _Found:
         return found
 
     def _look_into_class(self, cls: type) -> list[Any]:
-        """Its attributes and methods, and what these hold; the same of the classes that it is made of."""
+        """Return the attributes and methods of a class and its bases, and their contents."""
         if not cls.__flags__ & HEAP_TYPE or cls.__module__ in PYTHONS_OWN:
             return []
         (content,) = gc.get_referents(vars(cls))  # what the proxy is of
@@ -198,7 +198,7 @@ class _Found:
 
 
 def _parts_of_a_method(value: Any) -> list[types.FunctionType]:
-    """The functions that an attribute of a class is made of."""
+    """Return the functions of a class attribute."""
     parts: list[Any]
     if isinstance(value, property):
         parts = [value.fget, value.fset, value.fdel]
@@ -208,7 +208,7 @@ def _parts_of_a_method(value: Any) -> list[types.FunctionType]:
 
 
 def _refers(value: Any) -> bool:
-    """Whether it may hold what a model's code reads."""
+    """Return whether an object may hold something that a model's code reads."""
     cls = type(value)
     if issubclass(cls, (mx.array, types.ModuleType)) or cls.__module__.startswith(OURS):
         return False
@@ -216,7 +216,7 @@ def _refers(value: Any) -> bool:
 
 
 def _can_be_written(value: Any) -> bool:
-    """Whether it is memory that others may write to, as NumPy's arrays are."""
+    """Return whether it is memory that others may write to, such as a NumPy array."""
     if isinstance(value, (mx.array, *ATOMS)):
         return False
     try:

@@ -1,1 +1,1 @@
-"""Timing the algorithms of matrix products on this GPU."""
+"""Tuning on this GPU: dispatch thresholds, and cuBLASLt algorithms of GEMMs."""

@@ -1,4 +1,4 @@
-"""Which engine is the fastest for which calls, measured on this GPU and kept."""
+"""Measure the dispatch thresholds of this GPU and store them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Point = tuple[int, dict["int | str", float]]  # a size, and seconds by the limit
 
 @dataclass(frozen=True)
 class Change:
-    """A limit as it was and as it is, and how many times as long calls took as it was, at most, of those that it changes."""
+    """A threshold before and after, and the largest speedup of a call that it moves to another engine."""
 
     name: str
     before: int | str
@@ -42,7 +42,7 @@ class Change:
 
 @dataclass
 class Calibration:
-    """What :func:`calibrate` found."""
+    """The result of :func:`calibrate`."""
 
     gpu: str
     limits: DispatchThresholds
@@ -52,31 +52,32 @@ class Calibration:
 
 
 def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] | None = None, path: Path | None = None) -> Calibration:
-    """Measure which engine is the fastest for which calls on the first GPU, and have all calls go by that, now and in later processes.
+    """Measure the dispatch thresholds of the first GPU and use them, in this and later processes.
 
-    The limits at which one engine passes calls on to the next (rows of quantised products, queries of attention, and who takes chunks of
-    a prompt and additive masks) were measured on some GPUs; elsewhere they are careful: MLX's own kernels where ours are not known to be
-    faster. This tries them, but for those of as many queries as keys and, in float32, of weights of more than 4 bits. Nothing else should
-    run on the GPU meanwhile. It takes 2 GB of its memory at most.
+    Thresholds are the largest M of quantized GEMMs and the most queries of attention for which an engine is used, and the engines of
+    chunked prefill and additive masks. They were measured on some GPUs; on others, conservative defaults use MLX's kernels unless
+    mlx-cuda's are known to be faster. Thresholds of as many queries as keys and, in float32, of weights with more than 4 bits are not
+    measured. Nothing else should run on the GPU. At most 2 GB of its memory is used.
 
     Args:
-        seconds: How long it may take. What it does not come to stays as it was.
-        progress: Is called with the share that is done, from 0 to 1, and the name of the limit that is next.
-        path: The file of what is found. By default beside that of :func:`tune`: ``mlx-cuda/tuned-limits.json`` in the user's cache.
+        seconds: Time limit. Thresholds that were not measured keep their value.
+        progress: Called with the share that is done, from 0 to 1, and the name of the next threshold.
+        path: File of the results; default: next to that of :func:`tune`, ``mlx-cuda/tuned-limits.json`` in the user's cache.
 
     Returns:
-        A :class:`Calibration` with what changed, what that gains, and what was left. If all was left, nothing is kept.
+        A :class:`Calibration` with the changes, their speedups, and the thresholds that were not measured. If none was measured, nothing is
+        stored.
 
     Raises:
         BackendError: There is no CUDA GPU, or no native module for it.
         ValueError: MLX_CUDA_CAPABILITY is set.
 
-    Results of the engines are compared as well: one that gives others is left alone. What is found holds for a GPU's name, the driver, and
-    the versions of MLX and mlx-cuda. An error or an interrupt leaves everything as it was.
+    An engine whose results differ from the other's is excluded. Results are valid for one GPU name, driver, and MLX and mlx-cuda version.
+    An error or an interrupt leaves everything unchanged.
     """
     engine = native.engine(mx.default_stream(mx.gpu)) if native.on_cuda() else "MLX offers no CUDA GPU here"
     if isinstance(engine, str):
-        raise BackendError(f"[calibrate] There is nothing to measure: {engine}", cure=ASK_DOCTOR)
+        raise BackendError(f"[calibrate] There is nothing to measure: {engine}", fix=ASK_DOCTOR)
     name, gpu = native.gpu_name(), engine.capability
     if not name:
         raise ValueError(f"[calibrate] {CAPABILITY} has the GPU be another one: unset it to measure.")
@@ -116,7 +117,7 @@ def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] 
 
 
 def _measure(rule: Rule, found: Calibration, put: Callable[[DispatchThresholds], None], until: float = math.inf) -> None:
-    """One limit, with those that were found before in force."""
+    """Measure one threshold, with those that were found before in use."""
     before = rule.value(found.limits)
     points: list[Point] = []
     least = 1 if rule.part == "attention" else 0  # queries: one at a time are decoded in any case
@@ -154,7 +155,7 @@ def _measure(rule: Rule, found: Calibration, put: Callable[[DispatchThresholds],
 
 
 def _result(rule: Rule, size: int) -> mx.array:
-    """Of the first of the calls; kernels and plans are there then."""
+    """Evaluate the first call, which compiles kernels and builds plans."""
     first, *others = rule.calls(size)
     mx.eval(first, others)
     return first.astype(mx.float32)
@@ -166,7 +167,7 @@ def _agree(one: mx.array, other: mx.array) -> bool:
 
 
 def _seconds(rule: Rule, size: int) -> float:
-    """Of the calls together, built and computed."""
+    """Time the calls together, from Python to the result."""
     shortest = math.inf
     for _ in range(REPEATS):
         begin = time.perf_counter()
@@ -176,24 +177,24 @@ def _seconds(rule: Rule, size: int) -> float:
 
 
 def pays(point: Point) -> bool:
-    """Whether a size is better taken by the engine that a limit gives it to."""
+    """Return whether the engine that a threshold selects is faster for this size."""
     size, times = point
     return times[size] <= times[0] * MARGIN
 
 
 def time_of(point: Point, limit: int | str) -> float:
-    """Seconds with a limit: of a number those of the trial that is on the same side of it."""
+    """Return the time with a threshold: for a number, that of the trial on the same side of it."""
     size, times = point
     return times[limit] if isinstance(limit, str) else times[size if size <= limit else 0]
 
 
 def best(points: list[Point], values: Sequence[int | str], before: int | str) -> int | str:
-    """The value with which calls of all sizes take the least, each size counted alike; the one that there was where it does as well."""
+    """Return the value with the shortest time over all sizes, each counted alike; the former value if it is as good."""
     cost = {value: sum(math.log(time_of(point, value)) for point in points) for value in (*values, before)}
     least = min(values, key=lambda value: cost[value])
     return before if cost[before] - cost[least] < math.log(MARGIN) else least
 
 
 def gain(points: list[Point], before: int | str, now: int | str) -> float:
-    """How many times as long the calls took that went to another engine before, at most."""
+    """Return the largest speedup of calls that move to another engine."""
     return max((time_of(point, before) / time_of(point, now) for point in points), default=1.0)

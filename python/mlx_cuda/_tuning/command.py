@@ -1,4 +1,4 @@
-"""``python -m mlx_cuda tune``: measure which engines are the fastest here, or tune products by their sizes, or show what is known."""
+"""``python -m mlx_cuda tune``: measure dispatch thresholds, tune GEMMs by their sizes, or show the stored results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BAR = 30
 
 
 def sizes(text: str) -> tuple[int, int, int]:
-    """M, N and K of ``8192x16384x4096``."""
+    """Parse M, N and K of ``8192x16384x4096``."""
     match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", text)
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form 8192x16384x4096 (M, N and K)")
@@ -34,50 +34,50 @@ def add_to(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "tune",
         help="measure the dispatch thresholds of this GPU",
-        description="Without sizes, measure the dispatch thresholds of the first GPU and keep them for later processes; run nothing else "
-        "on it meanwhile. With sizes, time cuBLASLt's algorithms for activation(x @ w.T + bias) with x [M, K] and w [N, K], and keep the "
-        "fastest.",
-        epilog="Exit codes: 0 done, 1 there is nothing to tune with, 2 usage.",
+        description="Without sizes, measure the dispatch thresholds of the first GPU and store them for later processes. Nothing else "
+        "should run on that GPU. With sizes, time the cuBLASLt algorithms of activation(x @ w.T + bias), x [M, K] and w [N, K], and store "
+        "the fastest.",
+        epilog="Exit codes: 0 done, 1 no usable GPU, 2 usage error.",
     )
     parser.add_argument("sizes", nargs="*", type=sizes, metavar="MxNxK", help="sizes of matmuls")
-    parser.add_argument("--show", action="store_true", help="show what is kept, and measure nothing")
-    parser.add_argument("--reset", action="store_true", help="forget what was measured on this GPU")
-    parser.add_argument("--seconds", type=float, default=110.0, help="how long to measure at most (default: %(default)s)")
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of x and w (default: %(default)s)")
-    parser.add_argument("--bias", action="store_true", help="with a bias")
-    parser.add_argument("--activation", choices=("relu", "gelu_approx"), help="applied to the result (default: none)")
-    parser.add_argument("--file", type=Path, default=None, help=f"instead of {tuned_file.VARIABLE} or the one in the user's cache")
+    parser.add_argument("--show", action="store_true", help="show the stored results")
+    parser.add_argument("--reset", action="store_true", help="delete the stored results of this GPU")
+    parser.add_argument("--seconds", type=float, default=110.0, help="time limit of the measurement (default: %(default)s)")
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="dtype of x and w (default: %(default)s)")
+    parser.add_argument("--bias", action="store_true", help="add a bias")
+    parser.add_argument("--activation", choices=("relu", "gelu_approx"), help="activation function (default: none)")
+    parser.add_argument("--file", type=Path, default=None, help=f"file of the results (default: {tuned_file.VARIABLE} or the user's cache)")
     parser.set_defaults(run=run)
 
 
 def render(products: Iterable[tuple[str, Tuned]]) -> str:
-    """One line for each product."""
+    """Return one line for each tuned GEMM."""
     lines = [f"{each.first_microseconds:10.1f} us -> {each.microseconds:10.1f} us  {key}" for key, each in products]
-    return "\n".join(lines) or "no product is tuned"
+    return "\n".join(lines) or "no tuned matmul algorithms"
 
 
 def render_limits(entries: limits_file.Entries) -> str:
-    """What is kept of each GPU."""
+    """Return the stored thresholds of each GPU."""
     lines = []
     for name, entry in entries.items():
         lines.append(f"{name} ({', '.join(f'{what} {version}' for what, version in entry.get('versions', {}).items())})")
         parts = {**entry["limits"]["products"], "attention": entry["limits"]["attention"]}
         lines += [f"  {part}: {', '.join(f'{field} {value}' for field, value in of.items())}" for part, of in parts.items()]
-    return "\n".join(lines) or "nothing is measured"
+    return "\n".join(lines) or "no tuned thresholds"
 
 
 def render_calibration(found: Calibration) -> str:
-    """What changed, what it gains, and what was left."""
+    """Return what changed, the speedups, and what was not measured."""
     rows = [(each.name, f"{each.before} -> {each.now}", f"{each.gain:.2f}x") for each in found.changes]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
     lines = [f"  {name:<{widths[0]}}  {change:<{widths[1]}}  up to {gain}" for name, change, gain in rows]
     lines += [f"  {name}: not measured, {reason}" for name, reason in found.unmeasured.items()]
-    changed = f"{len(rows)} limits changed" if rows else "none of the limits that were measured changed"
+    changed = f"{len(rows)} thresholds changed" if rows else "no threshold changed"
     return "\n".join([f"{found.gpu}: {changed}, in {found.seconds:.0f} s", *lines])
 
 
 def bar(stream: TextIO) -> Callable[[float, str], None]:
-    """Progress, in place on a terminal, elsewhere a line for each limit."""
+    """Return a progress callback: a bar on a terminal, else a line for each threshold."""
 
     def show(share: float, name: str) -> None:
         if stream.isatty():
@@ -91,7 +91,7 @@ def bar(stream: TextIO) -> Callable[[float, str], None]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, tune, show or forget."""
+    """Measure, tune, show or delete."""
     products = args.file or tuned_file.default_path()
     limits = limits_file.beside(products) if products else None
     if args.show:
@@ -112,7 +112,7 @@ def _reset(path: Path | None) -> int:
 
     name = native.gpu_name() if native.on_cuda() else ""
     removed = bool(path and name and limits_file.remove(path, name))
-    print(f"what was measured on {name} is forgotten" if removed else "nothing was measured on this GPU")
+    print(f"the stored results of {name} are deleted" if removed else "no stored results of this GPU")
     return 0
 
 

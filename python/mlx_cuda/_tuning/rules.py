@@ -1,4 +1,4 @@
-"""What is measured to choose between engines: each limit, the values that it may have, and calls that tell whether they pay."""
+"""The measurements of dispatch thresholds: each threshold, its possible values, and calls that show whether they are faster."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ PLANS = 1.2  # cuDNN's calls count as taking so many times as long: a plan for e
 
 @dataclass(frozen=True)
 class Rule:
-    """A limit: where it stands in :class:`DispatchThresholds`, and calls of a size that another value of it would give to another engine.
+    """A threshold: its place in :class:`DispatchThresholds`, and calls of sizes that other values would move to another engine.
 
-    Of a number, each of ``sizes`` is tried as the limit of calls of that size, and 0; of engines, each of ``engines`` with all sizes.
+    For a number, each of ``sizes`` is tried as the threshold of calls of that size, and 0; for engines, each of ``engines`` with all sizes.
     """
 
     operation: str
@@ -61,7 +61,7 @@ class Rule:
         return self._with(of, {self.field: value})
 
     def trial(self, of: DispatchThresholds, value: int | str) -> DispatchThresholds:
-        """What is in force while calls are timed."""
+        """Return the thresholds to use while calls are timed."""
         return self._with(of, {self.field: value} | ({self.off_meanwhile: 0} if self.off_meanwhile else {}))
 
     def _with(self, of: DispatchThresholds, changed: dict[str, Any]) -> DispatchThresholds:
@@ -113,7 +113,7 @@ def _biased(keys: int) -> Arguments:
 
 
 def rules() -> list[Rule]:
-    """All of them; those whose calls MLX compiles kernels for come last, but before what hangs on them."""
+    """Return all rules; those whose calls make MLX compile kernels come last, but before rules that depend on them."""
     found = [
         Rule("attention", "attention", "growing", (16, 32, 64, 128), lambda rows: _attention(rows // 4, mask="causal")),
         Rule("attention", "attention", "before_flash", (32, 64, 128, 256), lambda rows: _attention(rows // 8, 64, softcap=30.0)),
@@ -142,6 +142,6 @@ def rules() -> list[Rule]:
 
 
 def forget() -> None:
-    """Let go of what calls were made of."""
+    """Release the operands of the calls."""
     for kept in (_arrays, _weights):
         kept.cache_clear()

@@ -1,4 +1,4 @@
-"""Matrix products with the algorithm that was fastest on this machine, found once and kept in a file."""
+"""Tuned cuBLASLt algorithms: measured once per GEMM and stored in a file."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ _running: list[Tuning] = []
 
 
 def tune(enabled: bool = True, *, path: str | os.PathLike[str] | None = None) -> Tuning:
-    """Time the algorithms of cuBLASLt for each new product of :func:`linear` and :func:`fp8_matmul`, and keep the fastest.
+    """Time the cuBLASLt algorithms of each new GEMM of :func:`linear` and :func:`fp8_matmul`, and use the fastest.
 
     ::
 
         with mlx_cuda.tune():
             mx.eval(model(x))
 
-    A product is timed when it is evaluated for the first time, on operands of its own, which takes some milliseconds and, for as long, as
-    much memory as the product: everything around it waits. What was found is written to a file at the end, and later processes use it
-    without tuning.
+    A GEMM is timed when it is first evaluated, on operands of its own. That takes some milliseconds and, meanwhile, as much memory as the
+    GEMM; everything else waits. Results are written to a file at the end, and later processes read it.
 
     Args:
-        enabled: False ends what earlier calls began.
-        path: The file. By default that of the variable ``MLX_CUDA_TUNED``, or ``mlx-cuda/tuned.json`` in the user's cache; where the
-            variable is empty, none.
+        enabled: False ends tuning that an earlier call began.
+        path: File of the results; default: ``MLX_CUDA_TUNED``, or ``mlx-cuda/tuned.json`` in the user's cache. If the variable is empty,
+            nothing is stored.
 
     Returns:
-        A :class:`Tuning`, whose ``with`` ends it. Without one, it ends with ``tune(False)`` or with the process.
+        A :class:`Tuning`, whose ``with`` ends tuning. Without ``with``, ``tune(False)`` or the end of the process ends it.
 
-    Nothing is tuned where there is no native module. An algorithm holds for one GPU, one version of cuBLASLt, and one product: its sizes,
-    strides, alignments, dtypes, scaling and epilogue.
+    Without a native module nothing is tuned. A result is valid for one GPU, one cuBLASLt version and one GEMM: sizes, strides, alignments,
+    dtypes, scaling and epilogue.
     """
     if not enabled:
         while _running:
@@ -47,13 +46,13 @@ def tune(enabled: bool = True, *, path: str | os.PathLike[str] | None = None) ->
 
 
 class Tuning(AbstractContextManager["Tuning"]):
-    """A time in which products are tuned."""
+    """Returned by :func:`tune`: GEMMs are tuned until it ends."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
 
     def start(self) -> Tuning:
-        """Begin."""
+        """Start tuning."""
         if mx.cuda.is_available():
             native.load()
         if native.loaded is not None:
@@ -64,7 +63,7 @@ class Tuning(AbstractContextManager["Tuning"]):
         return self
 
     def stop(self) -> None:
-        """End, and write what was found."""
+        """Stop tuning and write the results."""
         if self not in _running:
             return
         _running.remove(self)
@@ -75,7 +74,7 @@ class Tuning(AbstractContextManager["Tuning"]):
 
     @property
     def products(self) -> dict[str, Tuned]:
-        """All that is known in this process, by the names of the products."""
+        """Return the tuned GEMMs of this process by their keys."""
         return {} if native.loaded is None else found(native.loaded)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
