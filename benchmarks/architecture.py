@@ -82,8 +82,8 @@ def uses(top: str, part: str) -> set[str]:
     for path in (path for path in files if path.suffix in SUFFIXES):
         up = r"\." * len(path.relative_to(REPOSITORY / top).parts)
         text = path.read_text("utf-8")
-        for module, names in re.findall(rf"^ *from {up}([a-z_]\w*)?[\w.]* import \(?([\w, \n]+)", text, re.MULTILINE):
-            found |= {module} if module else {each.split(" as ")[0].strip() for each in names.split(",")}
+        for module, *names in re.findall(rf"^ *from {up}([a-z_]\w*)?[\w.]* import (?:\(([\w, \n]+)|([\w, ]+))", text, re.MULTILINE):
+            found |= {module} if module else {each.split(" as ")[0].strip() for each in "".join(names).split(",")}
         for module, folder in re.findall(rf'^ *from {Path(top).name}\.(\w+)|^#include "(\w+)/', text, re.MULTILINE):
             found |= {module or folder}
     return found

@@ -15,24 +15,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
+from ..index import Index
 from ..matrix import load
 from ..trial.fresh import Fresh
 from ..wheelfile.wheel import read
 from .dependencies import oldest_python, resolve
 from .dist import complete, read_manifest
 from .standing import refuse_yanked
-
-if TYPE_CHECKING:
-    from packaging.version import Version
-
-    from ..index import Index
 
 Tool = Literal["uv", "pip"]
 # What could send pip elsewhere for our wheel. Empty values are passed over by pip.

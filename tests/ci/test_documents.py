@@ -54,6 +54,14 @@ def test_the_picture_follows_the_folders(tmp_path: Path, monkeypatch: pytest.Mon
         architecture.rows("src")
 
 
+def test_every_import_of_a_run_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ci").mkdir()
+    text = "from . import one  # said\nfrom .two import f\nfrom .three import (\n    g,\n)\nfrom . import (\n    four,\n    five,\n)\n"
+    (tmp_path / "ci" / "all.py").write_text(text, "utf-8")
+    monkeypatch.setattr(architecture, "REPOSITORY", tmp_path)
+    assert architecture.uses("ci", "all") - {""} == {"one", "two", "three", "four", "five"}
+
+
 def test_the_doctors_page_has_its_checks() -> None:
     """Those of the two tuples `CHECKS` and `CHECKS_OF_CUDA`, in their order."""
     tree = ast.parse((REPOSITORY / "python" / "mlx_cuda" / "_loader" / "checks.py").read_text("utf-8"))
