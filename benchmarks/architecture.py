@@ -70,8 +70,8 @@ def rows(top: str) -> list[Row]:
     listed = [Row(tuple(names.split()), " ".join(words.split())) for names, words in found]
     there = {path.stem for path in (REPOSITORY / top).iterdir() if path.is_dir() or path.suffix == ".py"} - UNSAID
     if wrong := there ^ {part for row in listed for part in row.parts}:
-        cure = "give each part a row in the list, and take away the rows of what is gone"
-        raise CheckFailed(f"CONTRIBUTING.md's list and {top} differ in {', '.join(sorted(wrong))}\n  cure: {cure}")
+        fix = "give each part a row in the list, and take away the rows of what is gone"
+        raise CheckFailed(f"CONTRIBUTING.md's list and {top} differ in {', '.join(sorted(wrong))}\n  fix: {fix}")
     return listed
 
 
@@ -97,7 +97,7 @@ def layers(top: str) -> list[list[Row]]:
     for _ in listed:
         depth |= {row: max((depth[other] + 1 for other in below[row]), default=0) for row in listed}
     if max(depth.values()) >= len(listed):
-        raise CheckFailed(f"parts of {top} use each other in a circle\n  cure: tests/ci/test_layers.py says which import or include it is")
+        raise CheckFailed(f"parts of {top} use each other in a circle\n  fix: tests/ci/test_layers.py says which import or include it is")
     found = [[row for row in listed if depth[row] == each] for each in range(max(depth.values()) + 1)]
     return [layer[i : i + BESIDE] for layer in found for i in range(0, len(layer), BESIDE)]
 

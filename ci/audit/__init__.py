@@ -36,7 +36,7 @@ class Violation:
     member: str  # "" for the wheel as a whole
     check: str
     message: str  # what is wrong, what was expected
-    cure: str = ""
+    fix: str = ""
 
     @property
     def unseen(self) -> bool:
@@ -47,7 +47,7 @@ class Violation:
         from ..console import visible
 
         said = visible(": ".join(filter(None, (self.wheel, self.member, self.check, self.message))))
-        return f"{said}\n    cure: {visible(self.cure)}" if self.cure else said
+        return f"{said}\n    fix: {visible(self.fix)}" if self.fix else said
 
 
 def audit_wheel(
@@ -77,7 +77,7 @@ def describe(path: Path) -> WheelFacts:
 
 def examine(wheel: Wheel, cuda: Sequence[str], arch: Sequence[str], checks: Collection[str] | None = None) -> Iterator[Violation]:
     """What is wrong with a wheel, check by check as they are asked."""
-    from .checks import CHECKS, CURES
+    from .checks import CHECKS, FIXES
     from .policy import for_wheel
 
     policy = for_wheel(wheel, cuda=cuda, arch=arch)
@@ -86,16 +86,16 @@ def examine(wheel: Wheel, cuda: Sequence[str], arch: Sequence[str], checks: Coll
             continue
         try:
             for member, message in check(wheel, policy):
-                yield Violation(wheel.path.name, member, identifier, message, CURES[identifier])
+                yield Violation(wheel.path.name, member, identifier, message, FIXES[identifier])
         except CheckFailed as error:
-            yield Violation(wheel.path.name, "", identifier, str(error), CURES[identifier])
+            yield Violation(wheel.path.name, "", identifier, str(error), FIXES[identifier])
         except EnvironmentProblem as error:  # one that cannot look loses nothing of the others
-            yield Violation(wheel.path.name, "", identifier, f"{CANNOT_LOOK}{error.args[0]}", error.cure or CURES[identifier])
+            yield Violation(wheel.path.name, "", identifier, f"{CANNOT_LOOK}{error.args[0]}", error.fix or FIXES[identifier])
 
 
 def disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
     """The checks across wheels: those of one release must agree."""
-    from .checks import ACROSS, CURES
+    from .checks import ACROSS, FIXES
 
     def release(wheel: Wheel) -> tuple[str, str]:
         return wheel.project, str(wheel.version)
@@ -105,7 +105,7 @@ def disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
         for identifier, check in ACROSS.items():
             with suppress(CheckFailed):  # of a METADATA that is not UTF-8, which the wheel's own checks tell
                 for wheel, member, message in check(alike):
-                    yield Violation(wheel.path.name, member, identifier, message, CURES[identifier])
+                    yield Violation(wheel.path.name, member, identifier, message, FIXES[identifier])
 
 
 def _install_roots(wheel: Wheel) -> None:

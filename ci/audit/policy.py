@@ -66,7 +66,7 @@ def platform_of(wheel: Wheel, matrix: Matrix) -> Platform:
             return platform
     raise EnvironmentProblem(
         f"{wheel.path.name}: nothing is declared for the platform {wheel.platforms[0]}",
-        cure=f"give a wheel for {', '.join(matrix.platforms)}",
+        fix=f"give a wheel for {', '.join(matrix.platforms)}",
     )
 
 
@@ -95,7 +95,7 @@ def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = (
     matrix = load()
     device, inputs = _device(tuple(arch or ["declared"]))
     if unknown := sorted(set(cuda) - set(matrix.cuda)):
-        raise EnvironmentProblem(f"unknown CUDA version {', '.join(unknown)}", cure=f"use {' or '.join(matrix.cuda)}")
+        raise EnvironmentProblem(f"unknown CUDA version {', '.join(unknown)}", fix=f"use {' or '.join(matrix.cuda)}")
     chosen = [each for version, each in matrix.cuda.items() if not cuda or version in cuda]
     built = [each for each in (*chosen, matrix.cpu) if each.module]
     pyproject = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))

@@ -32,7 +32,7 @@ def make(
     sources = plan.sources(requested)
     if unknown := {*only} - {each.name for each in sources}:
         known = ", ".join(each.name for each in sources)
-        raise EnvironmentProblem(f"no source for these GPUs is called {', '.join(sorted(unknown))}", cure=f"use one of {known}")
+        raise EnvironmentProblem(f"no source for these GPUs is called {', '.join(sorted(unknown))}", fix=f"use one of {known}")
     sources = [each for each in sources if not only or each.name in only]
     given = os.environ.get(PREBUILT)
     made = manifest.take(Path(given), sources, output) if given else build(sources, output, store.chosen(output))

@@ -36,7 +36,7 @@ def tools() -> Tools:
         # NVRTC lies beside its builtins, and beside another build of it, "alt".
         found = sorted(path for path in root.glob(pattern) if not re.search("builtins|[.]alt[.]", path.name))
         if not found:
-            raise EnvironmentProblem(f"the toolkit root {root} lacks {pattern}", cure="python -m ci toolkit verify")
+            raise EnvironmentProblem(f"the toolkit root {root} lacks {pattern}", fix="python -m ci toolkit verify")
         return found[0]
 
     return Tools(

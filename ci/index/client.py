@@ -82,7 +82,7 @@ class Client:
         """Write the bytes of a file."""
         answer = self._patiently(url, 20 * self.timeout, LARGEST_FILE)
         if answer.status != 200:
-            raise self._problem(f"it answers HTTP {answer.status} for {urlsplit(url).path}", _cure(answer.status))
+            raise self._problem(f"it answers HTTP {answer.status} for {urlsplit(url).path}", _fix(answer.status))
         stream.write(answer.body)
 
     def _patiently(self, url: str, seconds: float, most: int = 0) -> _Answer:
@@ -91,8 +91,8 @@ class Client:
         while isinstance(said := _within(seconds, lambda: self._ask(url, most)), _Passing):
             wait = max(pause, said.after)
             if time.monotonic() - started + wait > min(self.patience, said.patience):
-                cure = f"wait for {said.after:.0f} s, then run again" if said.after else AGAIN
-                raise self._problem(str(said), cure) from said
+                fix = f"wait for {said.after:.0f} s, then run again" if said.after else AGAIN
+                raise self._problem(str(said), fix) from said
             say(f"{self.name}: {_line(said)}; it is asked again in {wait:.0f} s")
             time.sleep(wait)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -136,7 +136,7 @@ class Client:
     def _read(self, answer: _Answer, project: str) -> ProjectPage:
         """The page that an answer is, if it is one."""
         if answer.status != 200:
-            raise self._problem(f"it answers HTTP {answer.status}", _cure(answer.status))
+            raise self._problem(f"it answers HTTP {answer.status}", _fix(answer.status))
         try:
             if answer.kind == JSON:
                 page = ProjectPage.from_json_data(json.loads(answer.body), answer.url)
@@ -153,8 +153,8 @@ class Client:
             raise self._problem(f"its answer is no page of an index: {_first(error)}", ADDRESS) from error
         return page
 
-    def _problem(self, why: str, cure: str) -> EnvironmentProblem:
-        return EnvironmentProblem(f"cannot read the index {self.name}: {_line(why)}", cure=cure)
+    def _problem(self, why: str, fix: str) -> EnvironmentProblem:
+        return EnvironmentProblem(f"cannot read the index {self.name}: {_line(why)}", fix=fix)
 
 
 def _within(seconds: float, ask: Callable[[], _Answer]) -> _Answer | _Passing:
@@ -187,7 +187,7 @@ def _line(text: object) -> str:
     return visible(" ".join(str(text).split()))[:300]
 
 
-def _cure(status: int) -> str:
+def _fix(status: int) -> str:
     return "give the credentials of the index, in its address or in ~/.netrc" if status in {401, 403, 407} else ADDRESS
 
 

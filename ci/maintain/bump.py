@@ -63,7 +63,7 @@ def plan(root: Path, mlx: str, resolve: Resolve, relock: Relock) -> Bump:
 
     old, packages = pinned(root)
     if Version(mlx) < Version(old):
-        raise CheckFailed(f"mlx {mlx} is older than the pinned {old}: the next version has to sort above the last\n  cure: edit by hand")
+        raise CheckFailed(f"mlx {mlx} is older than the pinned {old}: the next version has to sort above the last\n  fix: edit by hand")
     pins = {f"{package}=={old}": f"{package}=={mlx}" for package in packages}
     documents: dict[Path, Any] = {path: tomlkit.parse((root / path).read_text("utf-8")) for path in (PROJECT, MATRIX, TOOLKITS)}
     for document in documents.values():
@@ -99,7 +99,7 @@ def _says(file: Path, text: str) -> bool:
 
 def write(root: Path, texts: Mapping[Path, str]) -> None:
     for path, text in texts.items():
-        with whole(root / path, cure="git restore . puts back what was there") as part:
+        with whole(root / path, fix="git restore . puts back what was there") as part:
             part.write_text(text, encoding="utf-8", newline="\n")
 
 
@@ -166,7 +166,7 @@ def _mlx(wanted: str, check: bool) -> int:
         try:
             mlx = str(Version(wanted))
         except InvalidVersion:
-            raise EnvironmentProblem(f"{wanted!r} is no version", cure=f"give one such as {old}, or `{NEWEST}`") from None
+            raise EnvironmentProblem(f"{wanted!r} is no version", fix=f"give one such as {old}, or `{NEWEST}`") from None
     if check:
         print(f"mlx {mlx} is pinned" if mlx == old else f"mlx {old} is pinned, {mlx} is due")
         return mlx != old

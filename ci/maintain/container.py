@@ -30,14 +30,14 @@ def surroundings(image: str | None) -> dict[str, str]:
     variable = f"CIBW_MANYLINUX_{matrix.host_platform().machine.upper()}_IMAGE"
     variables = os.environ | ({variable: image} if image else {})
     if not find_spec("cibuildwheel"):
-        raise EnvironmentProblem("cibuildwheel is not installed", cure="install the dependency group 'cibuildwheel' of pyproject.toml")
+        raise EnvironmentProblem("cibuildwheel is not installed", fix="install the dependency group 'cibuildwheel' of pyproject.toml")
     engine = variables.get("CIBW_CONTAINER_ENGINE", "docker").partition(";")[0].strip()
     if not shutil.which(engine):
-        raise EnvironmentProblem(f"the container engine {engine} is not installed", cure="install it, or set CIBW_CONTAINER_ENGINE=podman")
+        raise EnvironmentProblem(f"the container engine {engine} is not installed", fix="install it, or set CIBW_CONTAINER_ENGINE=podman")
     # The image of pyproject.toml is fetched by cibuildwheel; one of the caller's own may be local, and is worth a look.
     given = variables.get(variable, "")
     if "/" in given and process.run([engine, "image", "inspect", given]).returncode:
-        raise EnvironmentProblem(f"{engine} has no image {given}", cure=f"{engine} pull {given}, build it, or name another")
+        raise EnvironmentProblem(f"{engine} has no image {given}", fix=f"{engine} pull {given}, build it, or name another")
     return dict(variables)
 
 
@@ -63,12 +63,12 @@ def build(output: Path, variables: Mapping[str, str], *, mount: bool) -> None:
 def debian(suite: str) -> str:
     """The name of an image with a Debian system and its python3, made with debootstrap where it is missing (about a minute)."""
     if shutil.which("podman") is None:
-        raise EnvironmentProblem(f"podman is needed to run Debian {suite}", cure="install podman, or give --load-in without a suite")
+        raise EnvironmentProblem(f"podman is needed to run Debian {suite}", fix="install podman, or give --load-in without a suite")
     name = f"localhost/debian-{suite}-python:1"
     if process.run(["podman", "image", "exists", name]).returncode == 0:
         return name
     if shutil.which("debootstrap") is None:
-        raise EnvironmentProblem(f"debootstrap is needed to make {name}", cure="apt-get install debootstrap, and run as root")
+        raise EnvironmentProblem(f"debootstrap is needed to make {name}", fix="apt-get install debootstrap, and run as root")
     with tempfile.TemporaryDirectory(prefix=f"{matrix.load().name}-image-") as folder:
         root, archive = Path(folder, "root"), Path(folder, "root.tar")
         packages = "python3,python3-venv,python3-pip,ca-certificates"
@@ -80,7 +80,7 @@ def debian(suite: str) -> str:
             done = process.run(command, stderr=subprocess.STDOUT)
             if done.returncode:
                 console.say("\n".join(done.stdout.splitlines()[-20:]))
-                raise EnvironmentProblem(f"{command[0]} could not make {name}", cure="its last words are above")
+                raise EnvironmentProblem(f"{command[0]} could not make {name}", fix="its last words are above")
     return name
 
 

@@ -87,7 +87,7 @@ def build_in(tree: Path, how: Surroundings, selection: Sequence[str], output: Pa
     arguments = [sys.executable, "-m", "ci", *command, *selection, "--output", str(output)]
     status = process.run(arguments, cwd=tree, env=variables, umask=how.umask, show=True).returncode
     if status == EnvironmentProblem.exit_code:
-        raise EnvironmentProblem(f"build {how.name} could not be made", cure="its last words are above")
+        raise EnvironmentProblem(f"build {how.name} could not be made", fix="its last words are above")
     if status:
         raise CheckFailed(f"build {how.name} failed; its last words are above")
 
@@ -121,7 +121,7 @@ def make(name: str, how: Surroundings, selection: Sequence[str], output: Path) -
         build_in(tree, how, selection, made)
         wheels = sorted(made.glob("*.whl"))
         if len(wheels) != 1:
-            raise EnvironmentProblem(f"build {how.name} left {len(wheels)} wheels instead of one", cure="let CIBW_BUILD choose one")
+            raise EnvironmentProblem(f"build {how.name} left {len(wheels)} wheels instead of one", fix="let CIBW_BUILD choose one")
         seconds = time.monotonic() - start
         kept = output / how.name
         shutil.rmtree(kept, ignore_errors=True)
@@ -133,9 +133,9 @@ def run(args: argparse.Namespace) -> int:
     selection = [*(part for version in args.cuda or () for part in ("--cuda", version))]
     selection += [] if args.arch == ["declared"] else ["--arch", *args.arch]
     if args.container and selection:
-        raise EnvironmentProblem("the container builds the whole matrix", cure="leave --cuda and --arch out, or --container")
+        raise EnvironmentProblem("the container builds the whole matrix", fix="leave --cuda and --arch out, or --container")
     if args.against and not args.against.is_file():
-        raise EnvironmentProblem(f"cannot read {args.against}", cure="check the path")
+        raise EnvironmentProblem(f"cannot read {args.against}", fix="check the path")
     if args.container:  # fail at once, and not after the clone
         container.surroundings(None)
     commit = checkout.commit(args.commit)

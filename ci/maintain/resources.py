@@ -124,7 +124,7 @@ def all_kernels() -> list[Kernel]:
             cubin, ptx = kept.get(source.sass_key(architecture)), kept.get(source.ptx_key(source.fronts[architecture]))
             if cubin is None or ptx is None:
                 missing = f"the store {kept.folder} has no machine code of {source.path.name} for sm_{architecture}"
-                raise EnvironmentProblem(missing, cure="python -m ci device")
+                raise EnvironmentProblem(missing, fix="python -m ci device")
             found += kernels(source.name, architecture, cubin, ptx.decode())
     return found
 
@@ -177,7 +177,7 @@ def _range(values: Iterable[int]) -> str:
 def updated(document: str, found: Sequence[Kernel]) -> str:
     """The document with both tables of these kernels."""
     if not REGION.search(document):
-        raise EnvironmentProblem("the document has no place for a table", cure="<!-- results: resources -->, <!-- end of results -->")
+        raise EnvironmentProblem("the document has no place for a table", fix="<!-- results: resources -->, <!-- end of results -->")
     made = {"gpus": gpu_table(), "resources": kernel_table(found)}
     return REGION.sub(lambda region: f"{region[1]}{made[region[2]]}\n{region[3]}", document)
 

@@ -44,7 +44,7 @@ def requiring(metadata: bytes, extra: str) -> bytes:
     head, blank, text = metadata.partition(b"\n\n")
     head, count = re.subn(rb"(?m)^(Requires-Dist: [^;\n]+?) *; extra == ['\"]%s['\"]$" % extra.encode(), rb"\1", head)
     if not count:
-        raise CheckFailed(f"METADATA has no requirement of the extra {extra}\n  cure: give wheels that `python -m ci repair` finished")
+        raise CheckFailed(f"METADATA has no requirement of the extra {extra}\n  fix: give wheels that `python -m ci repair` finished")
     return head + blank + text
 
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     wheels = [read(path) for path in args.wheels]
     versions = {wheel.dist_info.removesuffix(".dist-info") for wheel in wheels}
     if len(versions) > 1:
-        raise EnvironmentProblem(f"these are wheels of {', '.join(sorted(versions))}", cure="give the wheels of one version")
+        raise EnvironmentProblem(f"these are wheels of {', '.join(sorted(versions))}", fix="give the wheels of one version")
     planned = [(wheel, label, members) for wheel in wheels for label, members in changes(wheel).items()]
     for wheel, label, members in planned:
         target = args.output / f"{wheel.path.stem}-{label}.whl"

@@ -58,15 +58,15 @@ def _labels(runners: str, kinds: Sequence[tuple[str, str]]) -> dict[tuple[str, s
     try:
         said = json.loads(runners) if runners.startswith("{") else dict.fromkeys(map("/".join, kinds), runners)
     except ValueError as error:
-        raise EnvironmentProblem(f"the runners are no JSON: {error}", cure=_RUNNERS) from error
+        raise EnvironmentProblem(f"the runners are no JSON: {error}", fix=_RUNNERS) from error
     if wrong := [name for name, label in said.items() if name not in named or not isinstance(label, str)]:
         raise EnvironmentProblem(
-            f"the runners name {wrong[0]}: no family with rows, or no label; there are {', '.join(named)}", cure=_RUNNERS
+            f"the runners name {wrong[0]}: no family with rows, or no label; there are {', '.join(named)}", fix=_RUNNERS
         )
     if not any(said.values()):
-        raise EnvironmentProblem(f"no GPU family has a runner: {', '.join(map('/'.join, kinds))}", cure=_RUNNERS)
+        raise EnvironmentProblem(f"no GPU family has a runner: {', '.join(map('/'.join, kinds))}", fix=_RUNNERS)
     if not runners.startswith("{") and len(platforms := sorted({platform for platform, _ in kinds})) > 1:
-        raise EnvironmentProblem(f"one runner is of one platform, and there are rows of {' and '.join(platforms)}", cure=_RUNNERS)
+        raise EnvironmentProblem(f"one runner is of one platform, and there are rows of {' and '.join(platforms)}", fix=_RUNNERS)
     return {named[name]: label for name, label in said.items() if label}
 
 

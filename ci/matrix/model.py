@@ -158,11 +158,11 @@ class Matrix:
 
     def platform(self, name: str) -> Platform:
         if name not in self.platforms:
-            raise EnvironmentProblem(f"unknown platform {name!r}", cure=f"use one of {', '.join(self.platforms)}")
+            raise EnvironmentProblem(f"unknown platform {name!r}", fix=f"use one of {', '.join(self.platforms)}")
         return self.platforms[name]
 
     def row(self, name: str) -> Row:
         rows = {row.name: row for row in self.tests}
         if name not in rows:
-            raise EnvironmentProblem(f"unknown row {name!r}", cure=f"use one of {', '.join(rows)}")
+            raise EnvironmentProblem(f"unknown row {name!r}", fix=f"use one of {', '.join(rows)}")
         return rows[name]

@@ -51,12 +51,12 @@ def tonight(dist: Path, folder: Path) -> list[Nightly]:
 
     paths = sorted(dist.glob("*.whl"))
     if not paths:
-        raise EnvironmentProblem(f"there is no wheel in {dist}", cure="give the folder that holds the wheels of this night")
+        raise EnvironmentProblem(f"there is no wheel in {dist}", fix="give the folder that holds the wheels of this night")
     found = [examine(Path(shutil.copyfile(path, folder / path.name))) for path in paths]
     if len(versions := sorted({each.version for each in found})) > 1:
-        raise CheckFailed(f"{dist} has wheels of {', '.join(map(str, versions))}\n  cure: give the wheels of one night")
+        raise CheckFailed(f"{dist} has wheels of {', '.join(map(str, versions))}\n  fix: give the wheels of one night")
     if sum(each.size for each in found) > LIMIT_MIB << 20:
-        raise CheckFailed(f"the wheels of this night alone have more than {LIMIT_MIB} MiB\n  cure: make them smaller, or leave some out")
+        raise CheckFailed(f"the wheels of this night alone have more than {LIMIT_MIB} MiB\n  fix: make them smaller, or leave some out")
     return found
 
 
@@ -65,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
 
     output: Path = args.output
     if args.keep < 1:
-        raise EnvironmentProblem(f"--keep {args.keep} leaves nothing", cure="give 1 or more")
+        raise EnvironmentProblem(f"--keep {args.keep} leaves nothing", fix="give 1 or more")
     if args.docs and not (args.docs / "index.html").is_file():
-        raise EnvironmentProblem(f"there is no index.html in {args.docs}", cure="build the documentation: nox -s docs")
+        raise EnvironmentProblem(f"there is no index.html in {args.docs}", fix="build the documentation: nox -s docs")
     if output.exists():
-        raise EnvironmentProblem(f"{output} is there already", cure="remove it, or give another folder")
+        raise EnvironmentProblem(f"{output} is there already", fix="remove it, or give another folder")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".partial-") as name:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             site.write(made, files, args.url, args.docs)
             made.rename(output)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {output}: {error.strerror or error}", cure="free space, or give another folder") from error
+        raise EnvironmentProblem(f"cannot write {output}: {error.strerror or error}", fix="free space, or give another folder") from error
     for version in sorted({each.version for each in files}, reverse=True):
         print(f"{version}: {sum(each.version == version for each in files)} wheels")
     return 0

@@ -34,13 +34,13 @@ def _index(url: str) -> Index:
 
 
 def _listed(url: str, before: Version) -> dict[Version, list[Remote]]:
-    cure = "run again; where the channel begins, or may begin anew, add --history new"
+    fix = "run again; where the channel begins, or may begin anew, add --history new"
     try:
         remotes = _index(url).files(load().name)
     except EnvironmentProblem as error:
-        raise EnvironmentProblem(str(error).partition("\n")[0], cure=cure) from error
+        raise EnvironmentProblem(str(error).partition("\n")[0], fix=fix) from error
     if not remotes:
-        raise EnvironmentProblem(f"{url} has no wheel of {load().name}", cure=cure)
+        raise EnvironmentProblem(f"{url} has no wheel of {load().name}", fix=fix)
     found: dict[Version, list[Remote]] = defaultdict(list)
     for remote in remotes:
         if (version := _version(remote.name, before)) is not None:

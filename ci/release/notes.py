@@ -33,6 +33,6 @@ def write(dist: Dist, output: Path) -> list[Path]:
         f"| platform | build | MiB | sha256 |\n|---|---|---:|---|\n{rows}"
     ).encode()
     for name, data in sorted(texts.items(), reverse=True):  # notes.md first
-        with whole(output / name, cure="free space, or give another -o") as part:
+        with whole(output / name, fix="free space, or give another -o") as part:
             part.write_bytes(data)
     return [output / name for name in texts]

@@ -58,21 +58,21 @@ def _tried(part: Callable[[], Iterator[Violation]]) -> Iterator[Violation]:
     try:
         yield from part()
     except EnvironmentProblem as problem:
-        yield finding("unknown", problem.args[0], problem.cure or "run again")
+        yield finding("unknown", problem.args[0], problem.fix or "run again")
 
 
 def _tag(version: Version, tag: str | None) -> Iterator[Violation]:
     if tag != f"v{version}":
-        cure = "tag the commit that says it; python -m ci release stamp VERSION makes another say another"
-        yield finding("tag", f"the tag is {tag or 'missing'}, expected v{version}, which pyproject.toml says", cure)
+        fix = "tag the commit that says it; python -m ci release stamp VERSION makes another say another"
+        yield finding("tag", f"the tag is {tag or 'missing'}, expected v{version}, which pyproject.toml says", fix)
 
 
 def _changelog(version: Version) -> Iterator[Violation]:
     try:
         changelog.entry(version, changelog.CHANGELOG.read_text("utf-8"))
     except CheckFailed as error:
-        message, _, cure = str(error).partition("\n  cure: ")
-        yield finding("changelog", message, cure)
+        message, _, fix = str(error).partition("\n  fix: ")
+        yield finding("changelog", message, fix)
 
 
 def _index(version: Version, index: Index) -> Iterator[Violation]:

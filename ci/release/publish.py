@@ -56,5 +56,5 @@ def publish(
         say(f"{entry.name}: uploading, {number} of {len(dist.entries)}, {entry.size / 2**20:.2f} MiB")
         upload(dist, entry, index, attestations, limits or Limits())
     if left := plan(dist, index.files(load().name)).missing:
-        raise EnvironmentProblem(f"{index.name} no longer shows {', '.join(entry.name for entry in left)}", cure=RESUME)
+        raise EnvironmentProblem(f"{index.name} no longer shows {', '.join(entry.name for entry in left)}", fix=RESUME)
     return to_do

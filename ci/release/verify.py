@@ -73,7 +73,7 @@ def verify(
         offered = metadata.get_all("Provides-Extra", [])
         unknown = sorted(set(extras) - set(offered))
         if unknown:
-            raise EnvironmentProblem(f"there is no extra {', '.join(unknown)}", cure=f"use {', '.join(offered)}")
+            raise EnvironmentProblem(f"there is no extra {', '.join(unknown)}", fix=f"use {', '.join(offered)}")
         done = []
         for number, python in enumerate(pythons or _pythons(metadata)):
             job = _Job(version, index, digests, python, folder / str(number))
@@ -94,7 +94,7 @@ def _compare(version: Version, index: Index, manifest_path: Path | None, folder:
     else:
         written, entries = read_manifest(manifest_path)
         if written != version:
-            raise EnvironmentProblem(f"{manifest_path} is of version {written}, not {version}", cure="give the manifest of this version")
+            raise EnvironmentProblem(f"{manifest_path} is of version {written}, not {version}", fix="give the manifest of this version")
         expected = {entry.name: entry.sha256 for entry in entries}
     if differing := sorted(expected.keys() ^ there.keys()):
         raise CheckFailed(f"{index.name} and {manifest_path} have not the same files: {', '.join(differing)}")

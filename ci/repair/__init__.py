@@ -47,9 +47,7 @@ def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Mat
         _run([*command, "--wheel-dir", folder, str(path.resolve())], {"SOURCE_DATE_EPOCH": source_date_epoch(path)})
         repaired = sorted(Path(folder).glob("*.whl"))
         if len(repaired) != 1:
-            raise EnvironmentProblem(
-                f"{command[2]} left {len(repaired)} wheels instead of one", cure=f"by hand: {' '.join(command)} {path}"
-            )
+            raise EnvironmentProblem(f"{command[2]} left {len(repaired)} wheels instead of one", fix=f"by hand: {' '.join(command)} {path}")
         sbom.embed(repaired[0], epoch=int(source_date_epoch(path)), matrix=matrix)
         with whole(output / repaired[0].name) as part:
             shutil.copyfile(repaired[0], part)
@@ -111,7 +109,7 @@ def _auditwheel(excludes: tuple[str, ...], plat: str) -> list[str]:
 
 def _delvewheel(wheel: Wheel, excludes: tuple[str, ...], plat: str) -> list[str]:
     if plat not in {"auto", *wheel.platforms}:
-        raise EnvironmentProblem(f"{wheel.path.name} is for Windows, not for {plat}", cure="leave --plat out")
+        raise EnvironmentProblem(f"{wheel.path.name} is for Windows, not for {plat}", fix="leave --plat out")
     # --ignore-existing: a DLL that is in the wheel already is found there, instead of being looked for on PATH and copied again.
     return [sys.executable, "-m", "delvewheel", "repair", "--ignore-existing", "--exclude", os.pathsep.join(excludes)]
 
@@ -124,7 +122,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> None:
     done = process.run(command, env=variables, umask=0o022)
     said = f"{done.stdout}\n{done.stderr}".strip()
     if done.returncode and f"No module named {command[2]}" in said:
-        raise EnvironmentProblem(f"{command[2]} is not installed", cure="install the dependency group 'factory' of pyproject.toml")
+        raise EnvironmentProblem(f"{command[2]} is not installed", fix="install the dependency group 'factory' of pyproject.toml")
     if done.returncode:
         raise CheckFailed(f"{command[2]} refuses the wheel:\n{said}")
 

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from .page import render
 
     page = render(make(args.wheels, against=args.against))
-    with whole(args.output, cure="give another file with -o") as part:
+    with whole(args.output, fix="give another file with -o") as part:
         part.write_text(page, "utf-8", newline="\n")
     print(args.output)
     return 0

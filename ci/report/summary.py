@@ -96,12 +96,12 @@ def _earlier(wanted: str, wheel: WheelFacts) -> Earlier | None:
     try:
         version = None if wanted == NEWEST else Version(wanted)
     except InvalidVersion:
-        raise EnvironmentProblem(f"{wanted!r} is neither a folder nor a version", cure=f"give one of these, or `{NEWEST}`") from None
+        raise EnvironmentProblem(f"{wanted!r} is neither a folder nor a version", fix=f"give one of these, or `{NEWEST}`") from None
     found = releases((remote.name, remote.size) for remote in named("pypi").files(wheel.project))
     if version is None:
         return last(found, wheel.version)
     if version not in found:
-        raise EnvironmentProblem(f"{wheel.project} {version} is not on the index", cure=f"give a folder of wheels, or `{NEWEST}`")
+        raise EnvironmentProblem(f"{wheel.project} {version} is not on the index", fix=f"give a folder of wheels, or `{NEWEST}`")
     return found[version]
 
 
@@ -123,5 +123,5 @@ def run(args: argparse.Namespace) -> int:
     try:
         args.output.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {args.output}: {error.strerror}", cure="give another --output") from error
+        raise EnvironmentProblem(f"cannot write {args.output}: {error.strerror}", fix="give another --output") from error
     return 0

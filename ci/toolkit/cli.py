@@ -63,8 +63,8 @@ def _verify(args: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
     if damaged := [name for name, lines in found.items() if lines]:
         where = ", ".join(str(roots.directory(name, chosen[name])) for name in damaged)
-        cure = f"remove {where} and install again, which takes anew what uv's cache has damaged"
-        raise CheckFailed(f"not as installed: {', '.join(damaged)}\n  cure: {cure}")
+        fix = f"remove {where} and install again, which takes anew what uv's cache has damaged"
+        raise CheckFailed(f"not as installed: {', '.join(damaged)}\n  fix: {fix}")
     return 0
 
 
@@ -85,7 +85,7 @@ def _lock(args: argparse.Namespace) -> int:
         differs |= new != old
         print(f"{name}: {'unchanged' if new == old else 'differs' if args.check else 'written'}")
     if differs and args.check:
-        raise CheckFailed("a lock differs from toolkits.toml\n  cure: python -m ci toolkit lock")
+        raise CheckFailed("a lock differs from toolkits.toml\n  fix: python -m ci toolkit lock")
     return 0
 
 

@@ -72,7 +72,7 @@ def wheels_for(root: roots.Root, platform: matrix.Platform) -> list[Wheel]:
     if lacking := set(root.packages) - {wheel.requirement for wheel in chosen}:
         raise EnvironmentProblem(
             f"the lock {root.lock_file} lacks the platform {platform.name}: it holds no wheel of {', '.join(sorted(lacking))} for it",
-            cure=f"let `platforms` of {root.name} in ci/toolkit/locks/toolkits.toml cover it; `python -m ci toolkit lock {root.name}`",
+            fix=f"let `platforms` of {root.name} in ci/toolkit/locks/toolkits.toml cover it; `python -m ci toolkit lock {root.name}`",
         )
     return chosen
 
@@ -104,7 +104,7 @@ def _wheel(package: dict[str, Any], platform: matrix.Platform, folder: Path) -> 
     if not package.get("wheels"):
         raise EnvironmentProblem(
             f"{requirement} has no wheel for {platform.name}",
-            cure="choose another version, or restrict `platforms` of the root, in toolkits.toml",
+            fix="choose another version, or restrict `platforms` of the root, in toolkits.toml",
         )
     entry = package["wheels"][0]
     location = entry.get("url") or (folder / entry["path"]).resolve().as_uri()
@@ -121,7 +121,7 @@ def _size(location: str) -> int:
         with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
             return int(answer.headers["Content-Length"])
     except (urllib.error.URLError, TypeError, ValueError) as error:
-        raise EnvironmentProblem(f"the size of {location} cannot be asked: {error}", cure="check the network, then lock again") from error
+        raise EnvironmentProblem(f"the size of {location} cannot be asked: {error}", fix="check the network, then lock again") from error
 
 
 def _digest(location: str) -> str:

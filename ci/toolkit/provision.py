@@ -91,7 +91,7 @@ def _fill(root: roots.Root, platform: Platform, staging: Path) -> None:
     raise CheckFailed(
         f"the wheels of {root.name} are not what they say themselves:\n  "
         + "\n  ".join(damaged)
-        + "\n  cure: another version in ci/toolkit/locks/toolkits.toml, and a word to its publisher"
+        + "\n  fix: another version in ci/toolkit/locks/toolkits.toml, and a word to its publisher"
     )
 
 
@@ -145,7 +145,7 @@ def _check_space(root: roots.Root, folder: Path) -> None:
     if free < root.unpacked_bytes:
         raise EnvironmentProblem(
             f"the disk is too full: {root.name} takes {root.unpacked_bytes >> 20} MiB, {folder} has {free >> 20} MiB free",
-            cure="free space, or set MLX_CUDA_TOOLKITS to a folder on a larger disk",
+            fix="free space, or set MLX_CUDA_TOOLKITS to a folder on a larger disk",
         )
 
 
@@ -172,7 +172,7 @@ def _translated(target: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise uv.explain(os.strerror(errno.ENOSPC), error.errno) from error
-        cure = "make the folder writable, or set MLX_CUDA_TOOLKITS to one that is"
+        fix = "make the folder writable, or set MLX_CUDA_TOOLKITS to one that is"
         if error.errno in {errno.EEXIST, errno.ENOTDIR, errno.ELOOP}:
-            cure = f"remove or mend what is in the place of the folder {target.parent}, or set MLX_CUDA_TOOLKITS to another"
-        raise EnvironmentProblem(f"{target.name} cannot be written: {error}", cure=cure) from error
+            fix = f"remove or mend what is in the place of the folder {target.parent}, or set MLX_CUDA_TOOLKITS to another"
+        raise EnvironmentProblem(f"{target.name} cannot be written: {error}", fix=fix) from error

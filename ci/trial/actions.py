@@ -38,7 +38,7 @@ class Run:
         if not re.fullmatch(REPOSITORY, named):
             raise EnvironmentProblem(
                 f"run {target} of which repository?",
-                cure="give --repository OWNER/NAME, or the address of the run's page instead of its id",
+                fix="give --repository OWNER/NAME, or the address of the run's page instead of its id",
             )
         return cls(named, int(target))
 
@@ -56,11 +56,11 @@ def choose(artifacts: Sequence[dict[str, Any]], run: Run) -> list[dict[str, Any]
     """The artifacts to download: those named after this platform if there are any, or else all."""
     named = [each for each in artifacts if host_platform().name in each["name"]] or list(artifacts)
     if not named:
-        raise EnvironmentProblem(f"{run} has no artifacts", cure="wait until its jobs are done")
+        raise EnvironmentProblem(f"{run} has no artifacts", fix="wait until its jobs are done")
     alive = [each for each in named if not each["expired"]]
     if not alive:
         names = ", ".join(each["name"] for each in named)
-        raise EnvironmentProblem(f"the artifacts of {run} have expired: {names}", cure="run the workflow again")
+        raise EnvironmentProblem(f"the artifacts of {run} have expired: {names}", fix="run the workflow again")
     for each in alive:
         if each["size_in_bytes"] > MAX_BYTES:
             mib = each["size_in_bytes"] / 2**20

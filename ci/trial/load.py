@@ -43,7 +43,7 @@ def prepare(wheel: Wheel, folder: Path) -> None:
     from ..toolkit.stub import shared_object
 
     if wheel.system != "linux":
-        raise EnvironmentProblem(f"{wheel.path.name} is for Windows", cure="give a Linux wheel; Windows wheels are tested with `ci try`")
+        raise EnvironmentProblem(f"{wheel.path.name} is for Windows", fix="give a Linux wheel; Windows wheels are tested with `ci try`")
     wheel.readable()
     outside = {library.files["linux"] for extra in matrix().extras for library in extra.libraries} | {matrix().driver.get("linux", "")}
     modules = {name: binary for name, binary in wheel.binaries.items() if PurePosixPath(name).parent.name == matrix().module}
@@ -69,8 +69,8 @@ def prepare(wheel: Wheel, folder: Path) -> None:
 
 def load(folder: Path, before: Sequence[str], env: Mapping[str, str] | None = None) -> bool:
     """Run the script of a prepared folder; ``before`` is the command that runs a Python there. Its words go to stdout and stderr."""
-    cure = f"install {before[0]}, or name another"
-    return process.run([*before, folder / "load.py"], cure=cure, env=env, stdout=None, stderr=None).returncode == 0
+    fix = f"install {before[0]}, or name another"
+    return process.run([*before, folder / "load.py"], fix=fix, env=env, stdout=None, stderr=None).returncode == 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

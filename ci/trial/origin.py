@@ -50,16 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if not re.fullmatch(ID, args.run_id):
-        raise EnvironmentProblem(f"{args.run_id!r} is no id of a workflow run", cure="give the digits at the end of its page's address")
+        raise EnvironmentProblem(f"{args.run_id!r} is no id of a workflow run", fix="give the digits at the end of its page's address")
     repository = os.environ.get("GITHUB_REPOSITORY", "")
     if not re.fullmatch(REPOSITORY, repository):
         raise EnvironmentProblem(
-            f"run {args.run_id} of which repository?", cure="set GITHUB_REPOSITORY to OWNER/NAME, as GitHub's workflows do"
+            f"run {args.run_id} of which repository?", fix="set GITHUB_REPOSITORY to OWNER/NAME, as GitHub's workflows do"
         )
     target = Run(repository, int(args.run_id))
     described = json.loads(ask(target, f"runs/{target.number}"))
     if reason := objection(described, target, itself=args.run_id == os.environ.get("GITHUB_RUN_ID")):
-        cure = f"start wheels.yml on a branch of {target.repository}, and wait for its end"
-        raise CheckFailed(f"the artifacts of {target} are not executed here: {reason}\n  cure: {cure}")
+        fix = f"start wheels.yml on a branch of {target.repository}, and wait for its end"
+        raise CheckFailed(f"the artifacts of {target} are not executed here: {reason}\n  fix: {fix}")
     print(f"{target}: {described['event']} of {described.get('head_branch')}, {described['path']}")
     return 0

@@ -117,7 +117,7 @@ class Trial:
             fresh.install(options=["--target", str(_needs(fresh)), *locked])
         except CheckFailed as error:
             raise EnvironmentProblem(
-                f"the tests cannot be prepared: {error}", cure="lock the group package-tests anew: python -m ci bump --tools"
+                f"the tests cannot be prepared: {error}", fix="lock the group package-tests anew: python -m ci bump --tools"
             ) from error
 
     def _install(self, fresh: Fresh, outcome: Outcome) -> None:
@@ -131,7 +131,7 @@ class Trial:
         stage("doctor")
         outcome.doctor = fresh.doctor()
         failed = [check for check in outcome.doctor["checks"] if check["status"] == "fail"]
-        outcome.problems += [f"doctor: {check['name']}: {check['summary']}\n  cure: {check['cure']}" for check in failed]
+        outcome.problems += [f"doctor: {check['name']}: {check['summary']}\n  fix: {check.get('fix') or check['cure']}" for check in failed]
 
     def _test(self, fresh: Fresh, outcome: Outcome) -> None:
         self._prove_origin(fresh, outcome)
@@ -170,7 +170,7 @@ class Trial:
         checkout["PYTHONPATH"] = str(_needs(fresh))
         done = fresh.run("-m", "benchmarks", "run", "-o", str(results), "--wheel", str(wheel), cwd=self.work, env=checkout, show=True)
         if results.is_file():
-            with whole(output, cure="give another --benchmark") as part:
+            with whole(output, fix="give another --benchmark") as part:
                 shutil.copyfile(results, part)
             outcome.benchmark = str(output)
         if done.returncode:
@@ -186,7 +186,7 @@ def tags(fresh: Fresh) -> list[Tag]:
     """What the environment's Python takes, best first: asked of itself, with this interpreter's packaging."""
     done = fresh.run("-c", _TAGS, env={"PYTHONPATH": str(Path(packaging.__file__).parent.parent)})
     if done.returncode:
-        raise EnvironmentProblem(f"{fresh.python} does not tell its tags: {done.stderr.strip()}", cure="give another --python")
+        raise EnvironmentProblem(f"{fresh.python} does not tell its tags: {done.stderr.strip()}", fix="give another --python")
     return [tag for line in done.stdout.split() for tag in parse_tag(line)]
 
 
@@ -250,10 +250,10 @@ def declared(names: Sequence[str]) -> list[Case]:
     """The rows of the matrix with these names, which this machine has to fit."""
     rows = [load().row(name) for name in names]
     if not rows:
-        raise EnvironmentProblem("--row names no row", cure="give a name; `python -m ci matrix` prints them")
+        raise EnvironmentProblem("--row names no row", fix="give a name; `python -m ci matrix` prints them")
     for row in rows:
         if row.platform != host_platform().name:
-            raise EnvironmentProblem(f"the row {row.name} is not for this machine's {host_platform().name}", cure="leave it out")
+            raise EnvironmentProblem(f"the row {row.name} is not for this machine's {host_platform().name}", fix="leave it out")
         if row.gpu:
             gpu.fits(row)
     return [Case(row.extra, bool(row.gpu), row.python, row.name) for row in rows]
@@ -272,10 +272,10 @@ def asked(args: argparse.Namespace) -> list[Case]:
 
 def run(args: argparse.Namespace) -> int:
     if args.row and (args.extra or args.python):
-        raise EnvironmentProblem("a row says which Python and extra it is", cure="leave --extra and --python out")
+        raise EnvironmentProblem("a row says which Python and extra it is", fix="leave --extra and --python out")
     cases = declared(" ".join(args.row).split()) if args.row else asked(args)
     if args.benchmark and not cases[0].on_gpu:
-        raise EnvironmentProblem("a benchmark needs a GPU", cure="leave --benchmark out")
+        raise EnvironmentProblem("a benchmark needs a GPU", fix="leave --benchmark out")
     with _workspace(keep=args.keep) as folder:
         wheels = artifacts.obtain(args.target, folder / "downloaded", repository=args.repository)
         environments = [Fresh.make(folder / f"environment-{number}", case.python) for number, case in enumerate(cases, 1)]

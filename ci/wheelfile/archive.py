@@ -38,7 +38,7 @@ def opened(path: Path) -> zipfile.ZipFile:
             raise CheckFailed(f"{path.name} has {size / 2**20:,.0f} MiB, expected at most {MAX_BYTES // 2**20}")
         path.open("rb").close()
     except OSError as error:
-        raise EnvironmentProblem(f"cannot read {path}: {error.strerror or error}", cure="check the path") from error
+        raise EnvironmentProblem(f"cannot read {path}: {error.strerror or error}", fix="check the path") from error
     try:
         return zipfile.ZipFile(path)
     except Exception as error:  # zipfile has no one class for what a damaged directory makes it raise
@@ -47,7 +47,7 @@ def opened(path: Path) -> zipfile.ZipFile:
 
 def damaged(path: Path, error: object) -> EnvironmentProblem:
     kind = "wheel" if path.suffix == ".whl" else "zip"
-    return EnvironmentProblem(f"{path} is not a readable {kind}: {error}", cure="download or build it again, and look at its first bytes")
+    return EnvironmentProblem(f"{path} is not a readable {kind}: {error}", fix="download or build it again, and look at its first bytes")
 
 
 def judged(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:

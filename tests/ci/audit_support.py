@@ -281,8 +281,8 @@ def said(path: Path, files: Files, change: Callable[[Files], object], checks: Co
     changed = dict(files)
     change(changed)
     found = audit_wheel(write_wheel(path, changed), checks=checks)
-    assert all(each.cure for each in found)
-    return [str(each).removeprefix(f"{path.name}: ").partition("\n    cure: ")[0] for each in found]
+    assert all(each.fix for each in found)
+    return [str(each).removeprefix(f"{path.name}: ").partition("\n    fix: ")[0] for each in found]
 
 
 @later

@@ -74,7 +74,7 @@ class Stage:
             self.publish(limits=limits, tags=tags)
         except kind as error:
             lines = str(error).replace(str(self.folder), "DIST").replace(self.proxy.url, "the index").splitlines()
-            return next((line.strip() for line in lines[1:] if "cure:" not in line), lines[0]), self.proxy.uploads - before
+            return next((line.strip() for line in lines[1:] if "fix:" not in line), lines[0]), self.proxy.uploads - before
         raise Unexpected(f"it went through, expected {kind.__name__}")
 
     def refused(self, reason: str, *, tags: Collection[Version] = ()) -> str:

@@ -108,7 +108,7 @@ def test_links_and_devices_are_refused(unpacked: Path, tmp_path: Path, kind: int
 def test_a_zip_in_a_zip_is_refused(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
     inner = zipped(tmp_path / "inner.zip", (LINUX, wheel.read_bytes()))
     outer = zipped(tmp_path / "outer.zip", (LINUX, wheel.read_bytes()), ("inner.ZIP", inner.read_bytes()))
-    with pytest.raises(CheckFailed, match=r"^outer.zip holds another zip, 'inner.ZIP'\n  cure: look at it"):
+    with pytest.raises(CheckFailed, match=r"^outer.zip holds another zip, 'inner.ZIP'\n  fix: look at it"):
         artifacts.obtain(str(outer), unpacked)
     assert list(unpacked.iterdir()) == []
 
@@ -165,7 +165,7 @@ def test_a_zip_that_is_encrypted_or_oddly_compressed_is_refused(unpacked: Path, 
 @pytest.mark.parametrize(("name", "kind"), [("artifact.zip", "zip"), (LINUX, "wheel")])
 def test_a_page_instead_of_a_download(unpacked: Path, tmp_path: Path, name: str, kind: str) -> None:
     (tmp_path / name).write_text("<html>Sign in</html>")
-    with pytest.raises(EnvironmentProblem, match=f"is not a readable {kind}: .*\n  cure: download or build it again"):
+    with pytest.raises(EnvironmentProblem, match=f"is not a readable {kind}: .*\n  fix: download or build it again"):
         artifacts.obtain(str(tmp_path / name), unpacked)
 
 
@@ -200,28 +200,28 @@ def test_a_damaged_wheel(wheel: Path, unpacked: Path) -> None:
         for name, data in files.items():
             archive.writestr(name, data)
     wheel.write_bytes(wheel.read_bytes().replace(b"Name: mlx-cuda", b"Name: mlx-cudb"))
-    with pytest.raises(EnvironmentProblem, match=r"not a readable wheel: Bad CRC-32.*\n  cure: "):
+    with pytest.raises(EnvironmentProblem, match=r"not a readable wheel: Bad CRC-32.*\n  fix: "):
         artifacts.obtain(str(wheel), unpacked)
 
 
 def test_nothing_to_try(unpacked: Path, tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"holds no wheel\n  cure: give a .whl file"):
+    with pytest.raises(EnvironmentProblem, match=r"holds no wheel\n  fix: give a .whl file"):
         artifacts.obtain(str(tmp_path), unpacked)
     with pytest.raises(EnvironmentProblem, match="holds no wheel"):
         artifacts.obtain(str(zipped(tmp_path / "artifact.zip", ("readme", b""))), unpacked)
-    with pytest.raises(EnvironmentProblem, match=r"there is no .*nowhere\n  cure: check the path"):
+    with pytest.raises(EnvironmentProblem, match=r"there is no .*nowhere\n  fix: check the path"):
         artifacts.obtain(str(tmp_path / "nowhere"), unpacked)
     with pytest.raises(EnvironmentProblem, match="there is no "):
         artifacts.obtain(str(tmp_path / LINUX), unpacked)
 
 
-def test_a_full_disk_has_a_cure(wheel: Path, unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_has_a_fix(wheel: Path, unpacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("ci.trial.artifacts.shutil.copyfileobj", full)
     path = zipped(tmp_path / "artifact.zip", (LINUX, wheel.read_bytes()))
-    with pytest.raises(EnvironmentProblem, match=rf"^cannot unpack {re.escape(str(path))}: No space left on device\n  cure: free space"):
+    with pytest.raises(EnvironmentProblem, match=rf"^cannot unpack {re.escape(str(path))}: No space left on device\n  fix: free space"):
         artifacts.obtain(str(path), unpacked)
 
 

@@ -219,9 +219,9 @@ def test_a_stream_that_is_cut_off(path: Path) -> None:
 
 
 def test_not_there_and_no_archive(path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"cannot read .*some.whl: No such file or directory\n  cure: check the path"):
+    with pytest.raises(EnvironmentProblem, match=r"cannot read .*some.whl: No such file or directory\n  fix: check the path"):
         archive.read(path)[0]
     for name, kind in (("some.whl", "wheel"), ("some.zip", "zip")):
         path.with_name(name).write_bytes(b"<html>")
-        with pytest.raises(EnvironmentProblem, match=rf"is not a readable {kind}: File is not a zip file\n  cure: download"):
+        with pytest.raises(EnvironmentProblem, match=rf"is not a readable {kind}: File is not a zip file\n  fix: download"):
             archive.opened(path.with_name(name))

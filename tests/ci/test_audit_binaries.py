@@ -372,13 +372,13 @@ def test_a_locked_wheel_that_the_extra_excludes(tmp_path: Path, files: Files, wo
 
 def test_a_root_that_is_not_installed(tmp_path: Path, audited: Callable[..., set[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     def site(root: str, _: Platform) -> Path:
-        raise EnvironmentProblem(f"{root} is not installed", cure=f"python -m ci toolkit install {root}")
+        raise EnvironmentProblem(f"{root} is not installed", fix=f"python -m ci toolkit install {root}")
 
     monkeypatch.setattr(providers, "site", site)
     assert audited(lambda files: files.update({"evil.pth": b""})) == {"members", "provider", "symbols"}, "the others still look"
     (path,) = tmp_path.glob("*.whl")
     (found,) = audit_wheel(path, checks=("provider",))
-    assert str(found) == f"{path.name}: provider: cannot look: cuda-12.8 is not installed\n    cure: python -m ci toolkit install cuda-12.8"
+    assert str(found) == f"{path.name}: provider: cannot look: cuda-12.8 is not installed\n    fix: python -m ci toolkit install cuda-12.8"
     assert main(["audit", str(path)]) == 1
     audited(lambda _: None)
     assert main(["audit", str(with_sbom(path))]) == 2, "nothing is wrong, as far as could be seen"
@@ -391,7 +391,7 @@ def test_a_root_that_is_damaged(tmp_path: Path, files: Files, world: World, monk
     found = audit_wheel(write_wheel(tmp_path / NAMES["linux"], files), checks=("loader", "symbols"))
     assert [each.check for each in found if each.unseen] == ["symbols"]
     assert f"cannot look: cannot read {library}: " in found[0].message
-    assert "python -m ci toolkit install" in found[0].cure
+    assert "python -m ci toolkit install" in found[0].fix
 
 
 BELOW = "in its RPATH, expected entries relative to $ORIGIN and below site-packages"

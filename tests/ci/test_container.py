@@ -127,7 +127,7 @@ def test_an_image_that_is_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_image_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
     monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else name)
-    with pytest.raises(EnvironmentProblem, match=f"{missing} is needed.*\n  cure: "):
+    with pytest.raises(EnvironmentProblem, match=f"{missing} is needed.*\n  fix: "):
         container.debian(container.OLD)
 
 

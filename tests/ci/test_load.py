@@ -96,7 +96,7 @@ def _newer(module: bytes) -> bytes:
 def test_a_windows_wheel(tmp_path: Path) -> None:
     windows = make_world(tmp_path / "windows", "windows")
     wheel = write_wheel(tmp_path / NAMES["windows"], {member(windows, CU13): b""})
-    with pytest.raises(EnvironmentProblem, match=f"^{wheel.name} is for Windows\n  cure: give a Linux wheel; Windows wheels are"):
+    with pytest.raises(EnvironmentProblem, match=f"^{wheel.name} is for Windows\n  fix: give a Linux wheel; Windows wheels are"):
         load.check(wheel, pythons=[sys.executable])
 
 
@@ -121,7 +121,7 @@ def test_the_modules_get_none_of_the_callers_secrets(
 
 def test_no_such_interpreter(made: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["load", str(made(GOOD)), "--python", "no-such-python"]) == 2
-    said = "error: no-such-python is not installed\n  cure: install no-such-python, or name another\n"
+    said = "error: no-such-python is not installed\n  fix: install no-such-python, or name another\n"
     assert capsys.readouterr().err == said
 
 

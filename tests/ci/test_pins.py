@@ -64,7 +64,7 @@ def test_a_commit_of_another_tag(server: Server, capsys: pytest.CaptureFixture[s
     server.pin(f"a/b@{old} # v1.0.1")
     assert server.run() == 1
     said = f"a/b: v1.0.1 is {new}, expected {old}; the tags of {old[:12]} are v1.0.0"
-    assert f"error: pinned commits that are not their tags':\n  {said}\n  cure: find out why" in capsys.readouterr().err
+    assert f"error: pinned commits that are not their tags':\n  {said}\n  fix: find out why" in capsys.readouterr().err
 
 
 def test_a_commit_of_nobody(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +103,7 @@ def test_the_object_of_an_annotated_tag_is_no_commit(server: Server) -> None:
 def test_what_is_not_pinned(server: Server, capsys: pytest.CaptureFixture[str], line: str) -> None:
     server.pin(line)
     assert server.run() == 1
-    assert f"error: actions without a commit and its tag:\n  one.yml: - uses: {line}\n  cure: " in capsys.readouterr().err
+    assert f"error: actions without a commit and its tag:\n  one.yml: - uses: {line}\n  fix: " in capsys.readouterr().err
 
 
 def test_a_server_that_cannot_be_asked(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,14 +118,14 @@ def test_another_version_than_the_checkouts(folder: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"missing is no folder\n  cure: give the folder that holds all wheels of the release$"):
+    with pytest.raises(EnvironmentProblem, match=r"missing is no folder\n  fix: give the folder that holds all wheels of the release$"):
         complete(tmp_path / "missing")
 
 
 def found(folder: Path) -> dict[str, str]:
     dist = complete(folder)
     findings = [*check.twine(dist), *check.wheels(dist, checks=QUICK)]
-    said = {finding.check: str(finding).partition("\n    cure: ")[0] for finding in findings}
+    said = {finding.check: str(finding).partition("\n    fix: ")[0] for finding in findings}
     return {identifier: each.partition(f"{identifier}: ")[2] for identifier, each in said.items()}
 
 
@@ -198,7 +198,7 @@ def test_the_manifest_holds_the_next_run_to_the_same_wheels(folder: Path) -> Non
     changed = sorted([NAME, NAME.replace("x86_64", "aarch64")])
     for name in changed:
         write_wheel(folder / name, changes={"METADATA": metadata() + "\n"})
-    what = f"which says what version {VERSION} consists of: {', '.join(changed)}\n  cure: take the very wheels that it was written for "
+    what = f"which says what version {VERSION} consists of: {', '.join(changed)}\n  fix: take the very wheels that it was written for "
     with pytest.raises(CheckFailed, match=f"^the wheels are not those of {re.escape(str(path))}, {what}"):
         settle(complete(folder), path)
 
@@ -210,7 +210,7 @@ def test_a_manifest_is_held_to_its_digest(folder: Path) -> None:
     for given, expected in (("", "one"), ("0", "0")):
         with pytest.raises(CheckFailed) as failure:
             agree(dist, path, given)
-        assert str(failure.value) == f"{path} has the sha256 {digest}, expected {expected}\n  cure: give the manifest that check wrote"
+        assert str(failure.value) == f"{path} has the sha256 {digest}, expected {expected}\n  fix: give the manifest that check wrote"
     with pytest.raises(CheckFailed, match=r"consists of: \n"):
         agree(replace(dist, version=Version("1")), path)
 
@@ -221,7 +221,7 @@ def test_the_manifest_is_written_whole_or_not(folder: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "fsync", full)
     before = set(folder.iterdir())
-    with pytest.raises(EnvironmentProblem, match=r"No space left on device\n  cure: free space, or give --manifest$"):
+    with pytest.raises(EnvironmentProblem, match=r"No space left on device\n  fix: free space, or give --manifest$"):
         settle(complete(folder), folder / MANIFEST)
     assert set(folder.iterdir()) == before
 
@@ -235,20 +235,20 @@ def test_a_run_that_was_killed_over_its_manifest(folder: Path) -> None:
 def test_damaged_manifests(tmp_path: Path, text: str) -> None:
     path = tmp_path / MANIFEST
     path.write_text(text)
-    with pytest.raises(EnvironmentProblem, match=r"is not a manifest of a release: .*\n  cure: take it from the run that wrote it$"):
+    with pytest.raises(EnvironmentProblem, match=r"is not a manifest of a release: .*\n  fix: take it from the run that wrote it$"):
         read_manifest(path)
 
 
 def test_no_manifest(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem) as problem:
         read_manifest(tmp_path / MANIFEST)
-    assert str(problem.value) == f"cannot read {tmp_path / MANIFEST}: No such file or directory\n  cure: check the path"
+    assert str(problem.value) == f"cannot read {tmp_path / MANIFEST}: No such file or directory\n  fix: check the path"
 
 
 def test_manifest_of_another_format(tmp_path: Path) -> None:
     path = tmp_path / MANIFEST
     path.write_text('{"format": 2}')
-    with pytest.raises(EnvironmentProblem, match=r"has format 2, expected 1\n  cure: use the version that wrote it$"):
+    with pytest.raises(EnvironmentProblem, match=r"has format 2, expected 1\n  fix: use the version that wrote it$"):
         read_manifest(path)
 
 

@@ -249,8 +249,8 @@ def test_the_entry_of_a_candidate_goes_before_its_releases() -> None:
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        ("1.2.3.5", r"has no date of 1\.2\.3\.5\n  cure: ## \[1\.2\.3\.5\] - YYYY-MM-DD"),
-        ("1.2.3.6", r"says nothing of 1\.2\.3\.6\n  cure: move what is new from \[Unreleased\] to `## \[1\.2\.3\.6\] - YYYY-MM-DD`"),
+        ("1.2.3.5", r"has no date of 1\.2\.3\.5\n  fix: ## \[1\.2\.3\.5\] - YYYY-MM-DD"),
+        ("1.2.3.6", r"says nothing of 1\.2\.3\.6\n  fix: move what is new from \[Unreleased\] to `## \[1\.2\.3\.6\] - YYYY-MM-DD`"),
     ],
 )
 def test_versions_without_an_entry(version: str, said: str) -> None:
@@ -271,7 +271,7 @@ def test_an_entry_that_says_nothing() -> None:
 def test_headings_that_are_none(heading: str) -> None:
     with pytest.raises(CheckFailed) as failure:
         changelog.parse(f"{TEXT}\n{heading}\n")
-    said = f"CHANGELOG.md: {heading!r} is no heading of an entry of its own\n  cure: ## [VERSION] - YYYY-MM-DD, once"
+    said = f"CHANGELOG.md: {heading!r} is no heading of an entry of its own\n  fix: ## [VERSION] - YYYY-MM-DD, once"
     assert str(failure.value) == said
 
 
@@ -328,8 +328,8 @@ def test_a_date_that_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("1.2.3.4", "1.2.3.4rc1"):
         with pytest.raises(CheckFailed) as failure:
             changelog.entry(Version(version), TEXT)
-        cure = "## [1.2.3.4] - 2026-01-01, or the day of its tag"
-        assert str(failure.value) == f"CHANGELOG.md dates 1.2.3.4 2026-01-02, which is to come\n  cure: {cure}"
+        fix = "## [1.2.3.4] - 2026-01-01, or the day of its tag"
+        assert str(failure.value) == f"CHANGELOG.md dates 1.2.3.4 2026-01-02, which is to come\n  fix: {fix}"
     assert changelog.entry(Version("1.2.3.4"), TEXT.replace("2026-01-02", "2026-01-01")).date == date(2026, 1, 1)
 
 
@@ -389,7 +389,7 @@ def test_a_wheel_without_an_sbom_gets_no_page(tmp_path: Path, news: None) -> Non
 
 def test_notes_that_cannot_be_written(tmp_path: Path, news: None) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentProblem, match=r"File exists\n  cure: free space, or give another -o$"):
+    with pytest.raises(EnvironmentProblem, match=r"File exists\n  fix: free space, or give another -o$"):
         notes.write(complete(make_dist(tmp_path / "dist")), tmp_path / "file")
 
 

@@ -138,9 +138,9 @@ def test_not_one_wheel(tool: Tool, wheel: Path, tmp_path: Path, leaves: tuple[st
     name = {"linux": "auditwheel", "windows": "delvewheel"}[system]
     with pytest.raises(EnvironmentProblem, match=f"^{name} left {len(leaves)} wheels instead of one") as refusal:
         repair(wheel, tmp_path / "out")
-    cure = str(refusal.value.cure)
-    assert cure.startswith(f"by hand: {sys.executable} -m {name} repair")
-    assert cure.endswith(str(wheel))
+    fix = str(refusal.value.fix)
+    assert fix.startswith(f"by hand: {sys.executable} -m {name} repair")
+    assert fix.endswith(str(wheel))
     assert not (tmp_path / "out").exists()
 
 
@@ -172,7 +172,7 @@ def test_a_tool_that_is_not_installed(tool: Tool, wheel: Path, tmp_path: Path, s
     tool.status, tool.complained = 1, f"python: No module named {name}"
     with pytest.raises(EnvironmentProblem, match=f"^{name} is not installed") as missing:
         repair(wheel, tmp_path)
-    assert missing.value.cure == "install the dependency group 'factory' of pyproject.toml"
+    assert missing.value.fix == "install the dependency group 'factory' of pyproject.toml"
 
 
 def test_another_module_that_is_missing_is_a_refusal(tool: Tool, wheel: Path, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_guard_that_no_root_has(wheel: Path, tool: Tool, tmp_path: Path, monke
 def test_a_tag_of_another_system(tool: Tool, wheel: Path, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match=r"is for Windows, not for manylinux_2_28_x86_64") as refusal:
         repair(wheel, tmp_path, plat="manylinux_2_28_x86_64")
-    assert refusal.value.cure == "leave --plat out"
+    assert refusal.value.fix == "leave --plat out"
     assert not tool.calls
 
 

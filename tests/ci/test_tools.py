@@ -54,7 +54,7 @@ def test_every_group_has_its_file() -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_file_says_what_it_was_made_from_and_that_is_what_the_group_says(group: str) -> None:
-    assert FILES[group].startswith(tools.head(group, GROUPS[group])), "cure: python -m ci bump --tools"
+    assert FILES[group].startswith(tools.head(group, GROUPS[group])), "fix: python -m ci bump --tools"
 
 
 @pytest.mark.parametrize("group", GROUPS)

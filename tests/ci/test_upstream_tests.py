@@ -309,9 +309,9 @@ def test_a_later_run_goes_on_where_time_was_over(tests: Path, tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("core", "arguments", "said"),
     [
-        ("GPU = False", [], "patch() replaces nothing here, on a device: both sides are the same\n  cure: a GPU"),
+        ("GPU = False", [], "patch() replaces nothing here, on a device: both sides are the same\n  fix: a GPU"),
         ("import nothing_like_this", [], "mlx and mlx_cuda cannot be imported (above)"),
-        ("", ["nothing"], "has no module nothing\n  cure: give names such as mlx or mlx/test_fast"),
+        ("", ["nothing"], "has no module nothing\n  fix: give names such as mlx or mlx/test_fast"),
     ],
 )
 def test_where_it_makes_no_sense(tests: Path, capsys: pytest.CaptureFixture[str], core: str, arguments: list[str], said: str) -> None:
@@ -386,7 +386,7 @@ def test_mlx_by_its_commit(repository: Path) -> None:
     assert sources.mlx(str(repository), commit, sources.digest(files)) == files
     with pytest.raises(CheckFailed, match=f"have the SHA-256 {sources.digest(files)}, expected 00"):
         sources.mlx(str(repository), commit, "00")
-    with pytest.raises(EnvironmentProblem, match="cure: check the network"):
+    with pytest.raises(EnvironmentProblem, match="fix: check the network"):
         sources.mlx(str(repository), "0" * 40)
 
 

@@ -176,7 +176,7 @@ def test_the_wheels_of_two_versions(tmp_path: Path, wheel: Path, capsys: pytest.
 def test_a_wheel_without_the_extras(tmp_path: Path, wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bare = write_wheel(tmp_path / NAME.replace("cp310", "cp315"))
     assert cli.main(["variants", str(wheel), str(bare), "-o", str(tmp_path / "out")]) == 1
-    assert "METADATA has no requirement of the extra cu12\n  cure: " in capsys.readouterr().err
+    assert "METADATA has no requirement of the extra cu12\n  fix: " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -125,7 +125,7 @@ def test_every_gpu_after_the_first_has_a_column() -> None:
 
 def test_a_check_that_cannot_run_here_says_so(wheel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def no_root(*_: object) -> None:
-        raise EnvironmentProblem("no root", cure="install it")
+        raise EnvironmentProblem("no root", fix="install it")
 
     monkeypatch.setattr(verdict, "CHECKS", {"size": CHECKS["size"], "provider": no_root})
     report = make([wheel()])
