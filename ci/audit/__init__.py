@@ -149,6 +149,9 @@ def run(args: argparse.Namespace) -> int:
         found = {"wheels": [asdict(facts(wheel)) for wheel in wheels], "violations": [asdict(each) for each in violations]}
         print(json.dumps(found, indent=2))
     else:
+        for wheel in wheels:
+            if wheel.sbom not in wheel.members:  # first: it explains most of the others
+                print(f"{wheel.path.name}: not repaired: it has no SBOM\n    fix: python -m ci repair {wheel.path}")
         for violation in violations:
             print(violation)
         for wheel in wheels if not violations else ():

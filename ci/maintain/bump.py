@@ -53,7 +53,7 @@ def pinned(root: Path) -> tuple[str, list[str]]:
 
     project: Any = tomlkit.parse((root / PROJECT).read_text("utf-8"))["project"]
     mlx = matrix.parse((root / MATRIX).read_text("utf-8")).mlx
-    requirements = list(map(Requirement, chain(project["dependencies"], *project["optional-dependencies"].values())))
+    requirements = list(map(Requirement, chain(project.get("dependencies", []), *project.get("optional-dependencies", {}).values())))
     return mlx, list(dict.fromkeys(each.name for each in requirements if str(each.specifier) == f"=={mlx}"))
 
 
@@ -160,6 +160,8 @@ def _mlx(wanted: str, check: bool) -> int:
     from ..toolkit import lock
 
     old, packages = pinned(matrix.REPOSITORY)
+    if not old:
+        raise EnvironmentProblem("ci/matrix/matrix.toml pins no MLX", fix="leave --mlx out: it is for projects that are built for one")
     if wanted == NEWEST:
         mlx = newest(packages, matrix.load().platforms, on_index)
     else:

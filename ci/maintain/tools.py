@@ -17,6 +17,7 @@ from packaging.dependency_groups import resolve_dependency_groups
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from ..errors import EnvironmentProblem
 from ..files import tomllib
 from ..matrix import load
 from ..toolkit import uv
@@ -39,7 +40,10 @@ _HASH = re.compile(r"sha256:([0-9a-f]+)")
 
 def groups(project: str) -> dict[str, tuple[str, ...]]:
     """The dependency groups of a pyproject.toml, each with what it includes."""
-    table = tomllib.loads(project)["dependency-groups"]
+    table = tomllib.loads(project).get("dependency-groups")
+    if not table:
+        fix = f"add the groups that {FOLDER.name}/ is to have locks of, such as those of mlx-cuda's pyproject.toml"
+        raise EnvironmentProblem("pyproject.toml has no [dependency-groups]", fix=fix)
     return {name: tuple(dict.fromkeys(resolve_dependency_groups(table, name))) for name in table}
 
 

@@ -69,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if empty := [extra.extra for extra in load().extras if not extra.requires]:
+        problem = f"the extra [{empty[0]}] of ci/matrix/matrix.toml requires nothing, so a variant for it would be the wheel itself"
+        raise EnvironmentProblem(problem, fix="variants are for projects whose extras all require packages")
     wheels = [read(path) for path in args.wheels]
     versions = {wheel.dist_info.removesuffix(".dist-info") for wheel in wheels}
     if len(versions) > 1:

@@ -25,6 +25,12 @@ class Entry:
     text: str
 
 
+def read() -> str:
+    if not CHANGELOG.is_file():
+        raise CheckFailed(f"CHANGELOG.md is missing\n  fix: write one, with `## [{UNRELEASED}]` (https://keepachangelog.com)")
+    return CHANGELOG.read_text("utf-8")
+
+
 def parse(text: str) -> dict[str, Entry]:
     """The entries by their versions, in the order of the file, each with the definitions of the links that it refers to."""
     from markdown_it import MarkdownIt
@@ -36,7 +42,7 @@ def parse(text: str) -> dict[str, Entry]:
     definitions = {label: each["map"] for label, each in found.get("references", {}).items()}
     defining = {line for each in (*found.get("references", {}).values(), *found.get("duplicate_refs", ())) for line in range(*each["map"])}
     entries = dict[str, Entry]()
-    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+    for start, end in zip(starts, [*starts, len(lines)][1:], strict=True):
         entry = _heading(lines[start])
         if entry is None or entry.name in entries:
             raise CheckFailed(

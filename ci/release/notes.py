@@ -19,7 +19,7 @@ def write(dist: Dist, output: Path) -> list[Path]:
     That is SHA256SUMS, and the SBOM of each wheel under the wheel's name. Links of the notes lead into the tag: on a release page there is
     nothing beside them.
     """
-    news = changelog.entry(dist.version, changelog.CHANGELOG.read_text("utf-8")).text
+    news = changelog.entry(dist.version, changelog.read()).text
     news = absolute(news, address(), "HEAD" if dist.version.is_devrelease else f"v{dist.version}")
     texts = {"files/SHA256SUMS": "".join(f"{entry.sha256}  {entry.name}\n" for entry in dist.entries).encode()}
     for path in dist.paths:

@@ -69,7 +69,7 @@ def _tag(version: Version, tag: str | None) -> Iterator[Violation]:
 
 def _changelog(version: Version) -> Iterator[Violation]:
     try:
-        changelog.entry(version, changelog.CHANGELOG.read_text("utf-8"))
+        changelog.entry(version, changelog.read())
     except CheckFailed as error:
         message, _, fix = str(error).partition("\n  fix: ")
         yield finding("changelog", message, fix)
@@ -83,16 +83,16 @@ def _index(version: Version, index: Index) -> Iterator[Violation]:
 
 
 def _pins() -> Iterator[Violation]:
-    pinned = _project()["dependencies"]
+    pinned = _project().get("dependencies", [])
     if load().mlx and f"mlx=={load().mlx}" not in pinned:
-        message = f"pyproject.toml requires {', '.join(pinned)}, but ci/matrix/matrix.toml says mlx {load().mlx}"
+        message = f"pyproject.toml requires {', '.join(pinned) or 'nothing'}, but ci/matrix/matrix.toml says mlx {load().mlx}"
         yield finding("pins", message, "python -m ci bump --mlx VERSION moves both")
 
 
 def _dependencies() -> Iterator[Violation]:
     project = _project()
-    always = project["dependencies"]
-    extras = {extra: list(map(Requirement, [*always, *own])) for extra, own in project["optional-dependencies"].items()}
+    always = project.get("dependencies", [])
+    extras = {extra: list(map(Requirement, [*always, *own])) for extra, own in project.get("optional-dependencies", {}).items()}
     yield from dependencies(extras, oldest_python(project["requires-python"]))
 
 

@@ -34,7 +34,7 @@ def stated(root: Path) -> dict[Path, str]:
     """What each file says that the version is; "" where it says nothing."""
     project = tomllib.loads((root / PROJECT).read_text("utf-8"))["project"]
     package = re.search(r'^__version__ = "([^"]*)"$', (root / PACKAGE).read_text("utf-8"), re.MULTILINE)
-    return {PROJECT: str(project["version"]), PACKAGE: package[1] if package else ""}
+    return {PROJECT: str(project.get("version", "")), PACKAGE: package[1] if package else ""}
 
 
 def current(root: Path) -> Version:
@@ -71,12 +71,11 @@ def stamp(root: Path, version: Version) -> None:
     before = stated(root)
     texts = {}
     for path, line in {PROJECT: 'version = "{}"', PACKAGE: '__version__ = "{}"'}.items():
-        old = f"\n{line.format(before[path])}\n"
-        text = (root / path).read_text("utf-8")
-        if text.count(old) != 1:
+        old, lines = line.format(before[path]), (root / path).read_text("utf-8").split("\n")
+        if lines.count(old) != 1:
             place = path.as_posix()
             raise CheckFailed(f"{place} does not say its version in one line {line.format('…')}\n  fix: git restore {place}")
-        texts[root / path] = text.replace(old, f"\n{line.format(version)}\n")
+        texts[root / path] = "\n".join(line.format(version) if each == old else each for each in lines)
     for path, text in texts.items():
         with whole(path, fix="git restore . puts back what was there") as part:
             part.write_bytes(text.encode())

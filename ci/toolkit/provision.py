@@ -89,7 +89,7 @@ def _fill(root: roots.Root, platform: Platform, staging: Path) -> None:
             shutil.rmtree(staging)
             staging.mkdir()
     raise CheckFailed(
-        f"the wheels of {root.name} are not what they say themselves:\n  "
+        f"a wheel of {root.name} does not match its RECORD:\n  "
         + "\n  ".join(damaged)
         + "\n  fix: another version in ci/toolkit/locks/toolkits.toml, and a word to its publisher"
     )

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 SCRIPT = """\
 import ctypes, os, platform, sys
 here = os.path.dirname(os.path.abspath(__file__))
+machine = open(os.path.join(here, "machine")).read()
+if machine != platform.machine():
+    sys.exit("wrong architecture: the wheel is for %s, this Python for %s" % (machine, platform.machine()))
 def files(folder):
     return [os.path.join(here, folder, name) for name in sorted(os.listdir(os.path.join(here, folder)))]
 for path in files("outside") + (files("python") if sys.version_info < (3, 10) else []):
@@ -61,7 +64,7 @@ def prepare(wheel: Wheel, folder: Path) -> None:
     empty = {name for binary in modules.values() for name in binary.needed} & outside
     stand_ins = {"outside/0-symbols.so": foreign, "python/libpython3.so": python, **{f"outside/{soname}": [] for soname in empty}}
     written |= {name: shared_object(machine, PurePosixPath(name).name, symbols) for name, symbols in stand_ins.items()}
-    written["load.py"] = SCRIPT.encode()
+    written |= {"load.py": SCRIPT.encode(), "machine": machine.encode()}
     for name, data in written.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)

@@ -207,9 +207,13 @@ def read(report: Path) -> Tests:
 def copy_tests(folder: Path) -> Path:
     """Copy the tests and the benchmarks, which have parts in common, and nothing of the package or the factory, or what is built on it."""
     ignore = shutil.ignore_patterns("__pycache__", "ci", "models", "pipeline", "results", "soak", "upstream")
+    needed = (Path("tests", "package"), Path("pyproject.toml"), REQUIREMENTS)  # the last two: pytest's settings, and what the tests need
+    if missing := [path.as_posix() for path in needed if not (REPOSITORY / path).exists()]:
+        raise EnvironmentProblem(f"this checkout lacks {', '.join(missing)}", fix="add it: the tests of tests/package are run with it")
     for name in ("tests", "benchmarks"):
-        shutil.copytree(REPOSITORY / name, folder / name, ignore=ignore)
-    for file in ("pyproject.toml", REQUIREMENTS):  # pytest's settings, and what the tests need
+        if (REPOSITORY / name).is_dir():
+            shutil.copytree(REPOSITORY / name, folder / name, ignore=ignore)
+    for file in needed[1:]:
         shutil.copy(REPOSITORY / file, folder)
     return folder
 

@@ -69,14 +69,14 @@ def test_wheels_of_others_are_passed_over(wheel: Path, unpacked: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "word"),
     [
-        ("../evil.whl", "leads out of the folder"),
-        ("wheels/../../evil.whl", "leads out of the folder"),
-        ("..", "leads out of the folder"),
+        ("../evil.whl", "leaves the folder"),
+        ("wheels/../../evil.whl", "leaves the folder"),
+        ("..", "leaves the folder"),
         ("/etc/evil.whl", "has an absolute path"),
         ("C:/evil.whl", "a backslash or a drive letter"),
         ("C:evil.whl", "a backslash or a drive letter"),
         ("..\\evil.whl", "a backslash or a drive letter"),
-        ("evil\x1b[2J.whl", "not of printable ASCII"),
+        ("evil\x1b[2J.whl", "not printable ASCII"),
     ],
 )
 def test_names_that_escape_are_refused(wheel: Path, unpacked: Path, tmp_path: Path, name: str, word: str) -> None:
@@ -91,7 +91,7 @@ def test_names_that_escape_are_refused(wheel: Path, unpacked: Path, tmp_path: Pa
 def test_a_name_cut_by_a_nul_is_refused(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
     path = zipped(tmp_path / "artifact.zip", (LINUX, wheel.read_bytes()), ("a.whl-evil", b"x"))
     path.write_bytes(path.read_bytes().replace(b"a.whl-evil", b"a.whl\0evil"))
-    with pytest.raises(CheckFailed, match="not of printable ASCII"):
+    with pytest.raises(CheckFailed, match="not printable ASCII"):
         artifacts.obtain(str(path), unpacked)
 
 
@@ -152,7 +152,7 @@ def test_a_zip_that_is_encrypted_or_oddly_compressed_is_refused(unpacked: Path, 
     path = tmp_path / "artifact.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
         archive.writestr(LINUX, b"data")
-    with pytest.raises(CheckFailed, match="compressed in an uncommon way"):
+    with pytest.raises(CheckFailed, match="neither stored nor deflated"):
         artifacts.obtain(str(path), unpacked)
     zipped(path, (LINUX, b"data"))
     data = bytearray(path.read_bytes())
@@ -189,7 +189,7 @@ def test_a_wheel_that_is_not_what_its_record_says(wheel: Path, unpacked: Path) -
 
 def test_a_wheel_whose_entries_escape(wheel: Path, unpacked: Path) -> None:
     write_wheel(wheel, {**FILES, "../../evil.pth": b"import os"})
-    with pytest.raises(CheckFailed, match="leads out of the folder"):
+    with pytest.raises(CheckFailed, match="leaves the folder"):
         artifacts.obtain(str(wheel), unpacked)
 
 

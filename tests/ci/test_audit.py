@@ -281,6 +281,14 @@ def test_unreadable_input(tmp_path: Path, name: str, contents: bytes | None, mes
     assert capsys.readouterr().err == f"error: {message.format(path=tmp_path / name)}\n"
 
 
+@pytest.mark.usefixtures("locked_roots")
+def test_a_wheel_that_was_not_repaired(tmp_path: Path, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_wheel(tmp_path / NAMES["linux"], files)
+    assert main("audit", str(path)) == 1
+    first = f"{path.name}: not repaired: it has no SBOM\n    fix: python -m ci repair {path}\n"
+    assert capsys.readouterr().out.startswith(first)
+
+
 def test_several_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each is told."""
     names = [f"absent{number}-1-py3-none-any.whl" for number in range(3)]

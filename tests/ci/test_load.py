@@ -93,6 +93,13 @@ def _newer(module: bytes) -> bytes:
     return module.replace(b"GLIBC_2.14\0", b"GLIBC_9.99\0").replace(elf_hash("GLIBC_2.14"), elf_hash("GLIBC_9.99"))
 
 
+def test_a_wheel_for_another_architecture(made: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load.prepare(read(made(GOOD)), tmp_path / "made")
+    (tmp_path / "made" / "machine").write_text("riscv64")
+    assert not load.load(tmp_path / "made", [sys.executable])
+    assert capfd.readouterr().err.startswith("wrong architecture: the wheel is for riscv64, this Python for ")
+
+
 def test_a_windows_wheel(tmp_path: Path) -> None:
     windows = make_world(tmp_path / "windows", "windows")
     wheel = write_wheel(tmp_path / NAMES["windows"], {member(windows, CU13): b""})

@@ -275,6 +275,16 @@ def test_headings_that_are_none(heading: str) -> None:
     assert str(failure.value) == said
 
 
+def test_a_changelog_without_entries() -> None:
+    assert changelog.parse("# Changelog\n") == {}
+
+
+def test_no_changelog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelog, "CHANGELOG", tmp_path / "CHANGELOG.md")
+    with pytest.raises(CheckFailed, match=r"^CHANGELOG\.md is missing\n  fix: "):
+        changelog.read()
+
+
 LINKED = """# Changelog
 
 [Here]: https://here.example

@@ -97,6 +97,12 @@ def test_all_is_stamped_or_nothing(root: Path) -> None:
     assert (root / PROJECT).read_bytes() == before
 
 
+def test_a_version_in_the_first_line(root: Path) -> None:
+    (root / PACKAGE).write_text(f'__version__ = "{MLX}.3"\n', "utf-8")
+    stamp(root, Version(f"{MLX}.4"))
+    assert (root / PACKAGE).read_text("utf-8") == f'__version__ = "{MLX}.4"\n'
+
+
 def test_a_full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")

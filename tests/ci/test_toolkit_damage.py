@@ -102,7 +102,7 @@ def test_a_wheel_that_is_not_what_it_says_is_refused(index: Index, capsys: pytes
     support.write_lock(index)
     assert run("install", ROOT, "--platform", "linux-x86_64") == 1
     said = capsys.readouterr().err
-    assert f"error: the wheels of {ROOT} are not what they say themselves:\n  lib/libcublasLt.so: changed: " in said
+    assert f"error: a wheel of {ROOT} does not match its RECORD:\n  lib/libcublasLt.so: changed: " in said
     assert "fix: another version in ci/toolkit/locks/toolkits.toml" in said
     assert index.leftovers() == []
     assert not roots.directory(ROOT, LINUX).exists()

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from ci import matrix
+from ci.errors import EnvironmentProblem
 from ci.files import tomllib
 from ci.maintain import tools
 from ci.toolkit import roots, uv
@@ -119,6 +120,11 @@ requires-python = ">=3.10"
 one = ["Alpha>=1"]
 both = [{ include-group = "one" }, "alpha >= 1", "beta; python_version < '3.11'"]
 """
+
+
+def test_a_project_without_groups() -> None:
+    with pytest.raises(EnvironmentProblem, match=r"^pyproject\.toml has no \[dependency-groups\]\n  fix: "):
+        tools.groups("[project]\n")
 
 
 def test_groups_with_what_they_include() -> None:

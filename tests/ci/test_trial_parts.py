@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,17 @@ def test_what_is_shown(
     table, _, verdict = capsys.readouterr().out.rpartition("┘\n")
     assert [tuple(map(str.strip, re.split("[│┃]", line)[1:-1])) for line in table.splitlines() if line[0] in "│┃"] == rows
     assert verdict == said
+
+
+def test_a_checkout_without_benchmarks_or_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "REPOSITORY", tmp_path / "checkout")
+    for name in ("tests/package/test_a.py", "pyproject.toml", "requirements/package-tests.txt"):
+        (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "checkout" / name).touch()
+    assert sorted(each.name for each in trial.copy_tests(tmp_path / "work").iterdir()) == ["package-tests.txt", "pyproject.toml", "tests"]
+    shutil.rmtree(tmp_path / "checkout" / "tests")
+    with pytest.raises(EnvironmentProblem, match=r"^this checkout lacks tests/package\n  fix: "):
+        trial.copy_tests(tmp_path / "again")
 
 
 def test_only_tests_are_copied_from_the_real_repository(tmp_path: Path) -> None:

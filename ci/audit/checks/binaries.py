@@ -87,7 +87,7 @@ def _added(name: str) -> Version | None:
     return Version(str(found.added)) if found else None
 
 
-@check("build it anew with the compilers and linkers of docs/results/platforms.md, and change nothing afterwards")
+@check("build it again with a compiler of ci/matrix/matrix.toml and GNU ld or MSVC's linker, and change nothing afterwards")
 def loader(wheel: Wheel, policy: Policy) -> Findings:
     """Each binary is one that the system's loader takes, and has nothing that no linker of ours writes: binary/rules.py, binary/pe.py."""
     yield from ((member, f"is {error}, expected a whole binary") for member, error in wheel.unreadable.items())

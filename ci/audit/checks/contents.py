@@ -69,7 +69,7 @@ del \1
 )
 
 
-@check("build it anew from this checkout; a file of the package belongs to python/mlx_cuda")
+@check(f"build it again from this checkout; a file of the package belongs to python/{load().module}")
 def members(wheel: Wheel, policy: Policy) -> Findings:
     """No other file than the package's own, what the build makes of it, and a plain .dist-info; binaries and device code have checks."""
     allowed = {*policy.sources, *policy.made, *wheel.binaries, *wheel.unreadable}
@@ -199,11 +199,12 @@ def build_facts(wheel: Wheel, policy: Policy) -> Findings:
         yield member, f"is missing or not what CMake writes ({type(error).__name__}: {error}), expected the facts of the build"
         return
     yield from ((member, wrong) for wrong in differences(text, expected.build_facts({**told, "compiler": compiler})))
+    unpinned = f"it pinned in pyproject.toml, as nanobind=={told['nanobind']} in [build-system] requires"
     takes = VERSION_NUMBER.fullmatch(compiler["version"]) and compiler["version"] in policy.compiler
     for name, value, good, wanted in (
         ("platform", told["platform"], told["platform"] == policy.platform.name, policy.platform.name),
         ("host", told["host"], told["host"] in policy.platforms, " or ".join(policy.platforms)),
-        ("nanobind", told["nanobind"], told["nanobind"] == policy.nanobind, policy.nanobind),
+        ("nanobind", told["nanobind"] or "none", told["nanobind"] == policy.nanobind, policy.nanobind or unpinned),
         ("cmake", told["cmake"], VERSION_NUMBER.fullmatch(told["cmake"]), "a version"),
         ("generator", told["generator"], told["generator"] in GENERATORS, " or ".join(GENERATORS)),
         ("compiler", " ".join(compiler.values()), compiler["id"] == policy.compiler.id and takes, str(policy.compiler)),
