@@ -1,6 +1,6 @@
 """The two ways a factory command fails, each with its exit code.
 
-Exit codes of ``python -m ci``: 0 ok; 1 the check failed (:class:`CheckFailed`); 2 usage or environment (:class:`EnvironmentProblem`).
+Exit codes of ``python -m ci``: 0 success; 1 a check failed (:class:`CheckFailed`); 2 usage or environment (:class:`EnvironmentProblem`).
 """
 
 from __future__ import annotations

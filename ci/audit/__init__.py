@@ -1,8 +1,8 @@
-"""``python -m ci audit``: prove that finished wheels are what they claim to be.
+"""``python -m ci audit``: check repaired wheels against the checkout.
 
-Reports everything in them that is not as declared, one line each; docs/factory/audit.md lists the checks. A wheel is only read, never
-installed or run, so that any machine can audit the wheels of any platform. Exit codes: 0 nothing wrong, 1 violations found or an archive
-that no tool should unpack, 2 not a readable wheel, or nothing wrong as far as could be seen: a toolkit root is not installed or damaged.
+Prints each difference from the declared contents on one line; docs/factory/audit.md lists the checks. Wheels are only read, never installed
+or run, so any machine can audit the wheels of any platform. Exit codes: 0 no violation, 1 violations, or an archive that no tool should
+unpack, 2 not a readable wheel, or no violation found but a toolkit root is missing or damaged.
 """
 
 # Every command imports this module; the libraries that read binaries are imported only when there is something to audit.
@@ -119,10 +119,10 @@ def _install_roots(wheel: Wheel) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a finished (repaired) wheel; several of one release are compared")
-    add("--cuda", action="append", default=[], metavar="VERSION", help="it holds the module of this CUDA version only (repeatable)")
-    add("--arch", type=_architectures, default=(), metavar="LIST", help="the GPUs it was built for, such as 90 or 80,compute_80")
-    add("--install", action="store_true", help="first install the toolkit roots that the audit reads, where they are missing")
+    add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a repaired wheel; wheels of one release are also compared with each other")
+    add("--cuda", action="append", default=[], metavar="VERSION", help="expect only the module of this CUDA version (repeatable)")
+    add("--arch", type=_architectures, default=(), metavar="LIST", help="expect code for these GPUs, such as 90 or 80,compute_80")
+    add("--install", action="store_true", help="first install missing toolkit roots that the audit reads")
     add("--json", action="store_true", help="print facts and violations as JSON")
 
 

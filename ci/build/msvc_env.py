@@ -1,8 +1,7 @@
-"""``python -m ci msvc-env``: run a command where CMake finds the declared C++ compiler.
+"""``python -m ci msvc-env``: run a command in an environment in which CMake finds the declared C++ compiler.
 
-On Windows that is a developer prompt of Visual Studio's, with the declared toolset and with Ninja: it compiles on all cores, where MSBuild
-takes one file after another. Elsewhere the command is run as it is. Its exit code is this one's. Example:
-python -m ci msvc-env -- python -m cibuildwheel
+On Windows, that is a developer prompt of Visual Studio with the declared toolset and with Ninja, which compiles on all cores. On other
+systems the command runs unchanged. Exits with the command's exit code. Example: python -m ci msvc-env -- python -m cibuildwheel
 """
 
 from __future__ import annotations

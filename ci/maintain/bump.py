@@ -1,9 +1,9 @@
-"""``python -m ci bump``: build for another MLX, or with newer tools: move the version, the pins and the locks.
+"""``python -m ci bump``: change the version of MLX, or of the tools, with all pins and locks.
 
-Everything that names the pinned MLX moves together: the metadata and the extras, the matrix, the package's version (which becomes
-VERSION.1) and table, the toolkits and their locks, the locks of tools that hold MLX. With --tools, requirements/ is locked again to the
-newest that pyproject.toml's dependency groups allow and that is a week old; with --tools kept, only what an edit of the groups calls for
-moves. All of it is computed before the first file is written. Whether it works is for the build and the tests to say.
+--mlx changes everything that names the pinned MLX: metadata and extras, the matrix, the package's version (to VERSION.1) and table, the
+toolkits and their locks, and the locks of tools that contain MLX. --tools locks requirements/ again, to the newest releases that the
+dependency groups of pyproject.toml allow and that are a week old; --tools kept changes only what an edit of the groups needs. All files are
+computed before the first one is written. Build and test afterwards.
 """
 
 from __future__ import annotations
@@ -146,10 +146,12 @@ def _repin(node: Any, pins: Mapping[str, str]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--mlx", metavar="VERSION", help="an MLX, or `newest`: the newest that all its packages have for all platforms")
-    tools_help = "the tools: `newest` (the default), or `kept`: those that are pinned, with what was added to or taken from pyproject.toml"
+    what.add_argument(
+        "--mlx", metavar="VERSION", help="a version, or `newest`: the newest that all of MLX's packages have for all platforms"
+    )
+    tools_help = "the tools: `newest` (default), or `kept`: the pinned versions, with the groups' additions and removals in pyproject.toml"
     what.add_argument("--tools", nargs="?", const=NEWEST, choices=[NEWEST, KEPT], help=tools_help)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if another MLX or other tools are due")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a newer MLX or newer tools are available")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
-"""``python -m ci pins``: hold each action that the workflows pin by a commit to the tag that stands beside it.
+"""``python -m ci pins``: check that each action's pinned commit is that of the tag in its comment.
 
-Asked is the action's own repository, by `git ls-remote`, which needs no token: the tag has to be there and to lead, where it is an
-annotated one through itself, to that very commit. So the commit is of that repository (one of a fork can be fetched through it, and no
-ref of its own leads there), and the version beside it is no mere word. A tag that was moved since it was pinned is found too.
+Queries the action's own repository with `git ls-remote`, which needs no token: the tag must exist and must name that commit, directly or as
+an annotated tag. So the commit belongs to that repository, not to a fork of it, and the version in the comment is right. A tag that was
+moved after pinning is also found.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def wrong(pin: Pin, known: dict[str, str]) -> str | None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--workflows", metavar="FOLDER", type=Path, default=WORKFLOWS, help="the folder of workflows (default: this project's)")
-    add("--server", metavar="URL", default=SERVER, help="where OWNER/NAME is below: another server, or a folder of clones (%(default)s)")
+    add("--workflows", metavar="FOLDER", type=Path, default=WORKFLOWS, help="directory of workflows (default: this project's)")
+    add("--server", metavar="URL", default=SERVER, help="server with OWNER/NAME below it, or a directory of clones (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

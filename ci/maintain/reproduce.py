@@ -1,10 +1,10 @@
 """``python -m ci reproduce``: build a commit twice, in different surroundings, and compare the wheels.
 
-What must not matter is made different on purpose: the folders and their depth, the temporary folder, the path of the toolkits, umask,
-locale, time zone, hash seed and the number of parallel jobs. Builds of one environment have to be identical. Those in the container are
-made with another compiler, other headers and another platform tag than those on the host, and are compared with each other. The members
-that differ are named; what differs inside them is shown by diffoscope, where it is installed. Exit codes: 0 identical, 1 different or a
-build failed, 2 usage or environment.
+The two builds differ in what must not matter: directories and their depth, the temporary directory, the path of the toolkits, umask,
+locale, time zone, hash seed and the number of parallel jobs. Builds of one environment must be identical. Builds in the container have
+another compiler, other headers and another platform tag than those on the host, and are compared with each other. Files that differ are
+named; diffoscope, if it is installed, shows the differences inside them. Exit codes: 0 identical, 1 different or a build failed, 2 usage or
+environment.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_selection(parser)
     add = parser.add_argument
-    add("--commit", metavar="NAME", help="the commit to build (default: the one that is checked out, which must have no changes)")
-    add("--against", type=Path, metavar="WHEEL", help="build once only, and compare with this wheel")
+    add("--commit", metavar="NAME", help="commit to build (default: the current one, without uncommitted changes)")
+    add("--against", type=Path, metavar="WHEEL", help="build once, and compare with this wheel")
     add("--container", action="store_true", help="build in the container, by cibuildwheel, as python -m ci container does")
-    add("-o", "--output", type=Path, default=Path("build/reproduce"), metavar="FOLDER", help="keeps the wheels (default: %(default)s)")
+    add("-o", "--output", type=Path, default=Path("build/reproduce"), metavar="FOLDER", help="output directory (default: %(default)s)")

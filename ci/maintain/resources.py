@@ -1,9 +1,9 @@
-"""``python -m ci resources``: what every kernel asks of a multiprocessor, by its machine code.
+"""``python -m ci resources``: print registers, spills and shared memory of each kernel.
 
-Registers, threads, shared memory that is its own, the stack frame (registers that were spilled, and arrays that could not be kept in
-them), and how many blocks it was written to have on one multiprocessor. They are checked against every GPU that takes the code
-(ci/matrix/gpus.toml), and printed as a table; no GPU is needed. The machine code comes from the store of what was compiled here.
-Exit codes: 0 ok, 1 a kernel asks for more than a GPU has, 2 usage or environment.
+Reads the SASS of each kernel for its registers, threads, static shared memory, stack frame (spilled registers, and arrays that do not fit
+in registers), and the number of blocks per multiprocessor that it is written for. The values are checked against every GPU that runs the
+code (ci/matrix/gpus.toml), and printed as a table; no GPU is needed. The SASS comes from the cache of compiled device code. Exit codes: 0
+success, 1 a kernel needs more than a GPU has, 2 usage or environment.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def updated(document: str, found: Sequence[Kernel]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--update", type=Path, metavar="DOCUMENT", help="put the tables into a document, such as docs/results/gpus.md")
+    parser.add_argument("--update", type=Path, metavar="DOCUMENT", help="write the tables into a document, such as docs/results/gpus.md")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
 """``python -m ci variants``: experimental: make variant wheels (draft PEPs 825 and 850) from finished wheels.
 
-One for each CUDA version, which requires what its extra does, and the null variant, which requires what [cpu] does: an installer that knows
-the drafts picks by the driver. The payload stays the same to the byte. No release has them: docs/factory/variants.md
-says what they are good for.
+Makes one variant for each CUDA version, with the requirements of its extra, and the null variant, with those of [cpu]. An installer that
+implements the drafts chooses by the driver. All other files of a variant are byte-identical to the wheel's. No release has variants; see
+docs/factory/variants.md.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def write(wheel: Wheel, members: dict[str, bytes], target: Path) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("wheels", metavar="WHEEL", nargs="+", type=Path, help="finished wheels of one version")
-    parser.add_argument("-o", "--output", metavar="FOLDER", type=Path, required=True, help="the folder for the variants and their JSON")
+    parser.add_argument("-o", "--output", metavar="FOLDER", type=Path, required=True, help="output directory")
 
 
 def run(args: argparse.Namespace) -> int:

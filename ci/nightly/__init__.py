@@ -1,7 +1,7 @@
-"""``python -m ci nightly``: make the site of the nightly channel: a static package index.
+"""``python -m ci nightly``: write the site of the nightly channel, a static package index.
 
-It has the wheels of this night and those of the nights before that the site has now, the oldest left out: nothing but files, so that any
-server can hand it out. docs/factory/nightly.md says how to install from it.
+The site has the new wheels and those of the earlier nights that the published site has, except the oldest. It consists of files only, so
+any web server can serve it. docs/factory/nightly.md shows how to install from it. The nightly index does not exist yet.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ LIMIT_MIB = 900  # of all wheels: GitHub Pages takes a site of 1 GB
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("dist", metavar="DIST", type=Path, help="the folder with the wheels of this night, of all platforms or some")
-    add("-o", "--output", metavar="FOLDER", type=Path, required=True, help="the folder for the site, which this makes")
-    add("--docs", metavar="FOLDER", type=Path, help="the documentation, as `nox -s docs` builds it: goes into the site's folder docs")
+    add("dist", metavar="DIST", type=Path, help="directory with the new wheels, of all platforms or some")
+    add("-o", "--output", metavar="FOLDER", type=Path, required=True, help="output directory, which must not exist")
+    add("--docs", metavar="FOLDER", type=Path, help="documentation site that `nox -s docs` builds, to serve below docs/")
     url = os.environ.get("MLX_CUDA_NIGHTLY") or pages()
     add(
         "--url",
         default=url,
-        help="where the site is to be, and has been (default: MLX_CUDA_NIGHTLY, or this repository's Pages)",
+        help="URL of the site (default: MLX_CUDA_NIGHTLY, or this repository's Pages)",
     )
-    add("--history", choices=["keep", "new"], default="keep", help="new: take nothing from there, for the first night (default: keep)")
-    add("--keep", metavar="N", type=int, default=KEEP, help="how many nights to have, this one too (default: %(default)s)")
+    add("--history", choices=["keep", "new"], default="keep", help="new: start without the wheels of the published site (default: keep)")
+    add("--keep", metavar="N", type=int, default=KEEP, help="number of nights in the site (default: %(default)s)")
 
 
 def pages() -> str:

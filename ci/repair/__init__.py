@@ -1,9 +1,8 @@
-"""``python -m ci repair``: prove the platform tag of a built wheel and copy in what is missing.
+"""``python -m ci repair``: run auditwheel or delvewheel on a built wheel, and add its SBOM.
 
-auditwheel (Linux) and delvewheel (Windows, which also runs on Linux) do both. The CUDA libraries, MLX and the driver stay outside: those
-are excluded by the names in ci/matrix/matrix.toml. Both tools pass over an exclude that matches nothing in silence, and a misspelt one
-costs a wheel of a gigabyte, so every exclude is proved first. At the end the wheel gets its SBOM (ci/repair/sbom). Files bear the time
-SOURCE_DATE_EPOCH, or else the newest one in the wheel: the same wheel gives the same bytes.
+auditwheel repairs Linux wheels, delvewheel Windows wheels, also on Linux. The CUDA libraries, MLX and the driver are excluded by their
+names in ci/matrix/matrix.toml. Excluded libraries are checked first, because both tools silently ignore an exclude that matches nothing.
+Files get the time SOURCE_DATE_EPOCH, or the newest one in the wheel, so the same wheel gives the same bytes.
 """
 
 from __future__ import annotations
@@ -129,13 +128,13 @@ def _run(command: list[str], environment: Mapping[str, str]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("wheel", metavar="WHEEL", type=Path, help="a wheel as it was built")
-    add("-o", "--output", type=Path, default=OUTPUT, metavar="FOLDER", help="where the finished wheel goes (default: %(default)s)")
+    add("wheel", metavar="WHEEL", type=Path, help="a built wheel")
+    add("-o", "--output", type=Path, default=OUTPUT, metavar="FOLDER", help="output directory (default: %(default)s)")
     add(
         "--plat",
         default="auto",
         metavar="TAG",
-        help="the tag to prove: 'declared' in the matrix, one such as manylinux_2_31_x86_64, or 'auto': the best it earns (default)",
+        help="platform tag (as auditwheel --plat; default: auto), or 'declared': the tag of the matrix",
     )
 
 

@@ -1,10 +1,10 @@
-"""``python -m ci load``: load a Linux wheel's native modules with stand-ins for MLX and CUDA.
+"""``python -m ci load``: load a Linux wheel's native modules with stub libraries for MLX and CUDA.
 
-MLX's own wheels need a newer glibc than ours do, and CUDA's are gigabytes: neither can be there in a manylinux container or on an old
-distribution. So each library outside the wheel is replaced by a stand-in that exports the symbols that the modules ask for; glibc,
-libstdc++ and Python are the real ones. What it proves is that the system's loader accepts the modules, with every symbol bound, that it
-has each symbol version they need, and that their static initialisers run. Nothing is called. Exit codes: 0 all loaded, 1 some did not
-(the loader's words are on stderr), 2 usage or environment.
+MLX's wheels need a newer glibc than ours, and CUDA's are gigabytes, so neither is available in a manylinux container or on an old
+distribution. Each library outside the wheel is replaced by a stub library, which exports the undefined symbols of the modules; glibc,
+libstdc++ and Python are the real ones. The command checks that the system's loader accepts the modules and binds every symbol, that the
+system has each symbol version, and that static initializers run. No function is called. Exit codes: 0 all loaded, 1 a module was not loaded
+(the loader's message is on stderr), 2 usage or environment.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def load(folder: Path, before: Sequence[str], env: Mapping[str, str] | None = No
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("wheel", metavar="WHEEL", type=Path, help="a finished Linux wheel")
-    parser.add_argument("--python", action="append", help="interpreter to load them with; repeatable (default: this one)")
+    parser.add_argument("wheel", metavar="WHEEL", type=Path, help="a repaired Linux wheel")
+    parser.add_argument("--python", action="append", help="interpreter that loads them; repeatable (default: this one)")
     parser.add_argument("--image", action="append", default=[], help="container image to load them in, with its python3; repeatable")
-    parser.add_argument("--engine", default="podman", help="what runs images: podman (default) or docker")
+    parser.add_argument("--engine", default="podman", help="container engine: podman (default) or docker")
 
 
 def check(wheel: Path, *, pythons: Sequence[str] = (), images: Sequence[str] = (), engine: str = "podman") -> None:

@@ -1,10 +1,9 @@
-"""``python -m ci origin``: refuse the artifacts of a workflow run that are not ours to execute.
+"""``python -m ci origin``: refuse the artifacts of a workflow run that must not run on our machines.
 
-They may be executed on our own machines only if a workflow of this repository that makes wheels has made them, and somebody who may write
-to the repository started it, on one of its own commits. What a pull request built is its author's code, and an artifact does not show
-where it comes from. A run has to be over and successful, unless it is the very run that asks: its jobs say what has to come before.
-GITHUB_REPOSITORY and GITHUB_RUN_ID name the repository and the asking run. GitHub is asked by gh, its command line, which is logged in or
-has GH_TOKEN in the environment.
+Accepts a run only if it is of a workflow of this repository that builds wheels, was started by somebody with write access, and built a
+commit of this repository. A pull request's wheels are its author's code, and an artifact does not show its origin. The run must be finished
+and successful, unless it is the run that calls this command, whose job order ensures it. GITHUB_REPOSITORY and GITHUB_RUN_ID name the
+repository and the calling run. gh queries GitHub; it must be logged in, or GH_TOKEN must be set.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def objection(described: Mapping[str, Any], run: Run, *, itself: bool) -> str | 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_id", metavar="ID", help="the id of a workflow run of this repository: digits alone")
+    parser.add_argument("run_id", metavar="ID", help="id of a workflow run of this repository (digits)")
 
 
 def run(args: argparse.Namespace) -> int:

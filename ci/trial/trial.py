@@ -1,11 +1,10 @@
 """``python -m ci try``: install a built wheel in a fresh environment, and test it on this machine.
 
-It is installed as a user would, its doctor and its tests are run. The tests are copied out of the repository into a folder that holds
-nothing else, so that the package can only come from the wheel. A run's artifacts are downloaded by gh, GitHub's command line, which is
-logged in or has GH_TOKEN in the environment. None of the caller's tokens, passwords and settings is handed to the wheel's code, which has
-a home folder of its own. It runs as the caller all the same, and can look for them: in files and, on Linux, in other processes. Try a
-stranger's wheel as another user, or on a machine that is thrown away. Exit codes: 0 it works here, 1 it does not or was refused, 2 usage
-or environment.
+Installs the wheel as a user would, and runs its doctor and its tests. The tests are copied out of the repository, so that they import the
+wheel's package. gh downloads the artifacts of a run; it must be logged in, or GH_TOKEN must be set. The wheel's code gets a home directory
+of its own and none of your tokens, passwords and settings. It still runs as your user and can read your files and, on Linux, other
+processes. Test untrusted wheels as another user or on a disposable machine. Exit codes: 0 the wheel works here, 1 it does not, or was
+refused, 2 usage or environment.
 """
 
 from __future__ import annotations
@@ -302,18 +301,18 @@ def run(args: argparse.Namespace) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     extras = [each.extra for each in load().extras]
     add = parser.add_argument
-    add("target", metavar="TARGET", help="a wheel, a folder with wheels, an artifact's zip, or the id or the address of a workflow run")
-    add(
-        "--row",
-        action="append",
-        metavar="NAME",
-        help="rows of ci/matrix/matrix.toml, one after another; one with a GPU requires it (repeatable)",
-    )
+    add("target", metavar="TARGET", help="a wheel, a directory of wheels, an artifact's zip, or the id or URL of a workflow run")
+    add("--row", action="append", metavar="NAME", help="a row of ci/matrix/matrix.toml; a row with a GPU requires it (repeatable)")
     add("--extra", choices=["auto", *extras], help="the extra to install (default: the one that fits the driver)")
-    add("--python", action="append", metavar="PYTHON", help="a version or an interpreter's path (repeatable; default: this one's)")
-    add("--repository", metavar="OWNER/NAME", help="whose run it is, where only its id is given (default: GITHUB_REPOSITORY)")
+    add("--python", action="append", metavar="PYTHON", help="a version or the path of an interpreter (repeatable; default: this one's)")
+    add("--repository", metavar="OWNER/NAME", help="repository of the run, if only its id is given (default: GITHUB_REPOSITORY)")
     required = os.environ.get("MLX_CUDA_REQUIRE_GPU") == "1"
-    add("--require-gpu", action="store_true", default=required, help="no GPU is a failure (as with MLX_CUDA_REQUIRE_GPU=1)")
-    add("--benchmark", type=Path, metavar="FILE", help="measure too, on the first Python, and write the results into FILE (needs a GPU)")
-    add("--keep", action="store_true", help="keep the environments, and say how to activate them")
+    add("--require-gpu", action="store_true", default=required, help="fail without a GPU (as MLX_CUDA_REQUIRE_GPU=1)")
+    add(
+        "--benchmark",
+        type=Path,
+        metavar="FILE",
+        help="also run the benchmark on the first Python; write the results to FILE (needs a GPU)",
+    )
+    add("--keep", action="store_true", help="keep the environments, and print how to activate them")
     console.add_json(parser)

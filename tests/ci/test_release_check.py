@@ -295,10 +295,13 @@ def test_what_needs_no_toolkits() -> None:
     ("command", "words"),
     [
         ("check", "or a name for which MLX_CUDA_INDEX_<NAME>_UPLOAD and _SIMPLE are set in the environment; or none (default)"),
-        ("publish", "--index NAME pypi, testpypi, a URL that takes uploads and has simple/ below it, or a name"),
-        ("publish", "--manifest FILE which bytes go, as check wrote it (default: DIST/release.json, written before"),
-        ("publish", "how long one upload may take (default: 600)"),
-        ("verify", "print what was done as JSON"),
+        (
+            "publish",
+            "--index NAME pypi, testpypi, the base URL of an index (uploads go to the URL, the simple API is at simple/), or a name",
+        ),
+        ("publish", "--manifest FILE manifest that check wrote (default: DIST/release.json, written before"),
+        ("publish", "time limit of one upload (default: 600)"),
+        ("verify", "print the results as JSON"),
     ],
 )
 def test_what_the_help_says(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
