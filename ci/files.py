@@ -48,7 +48,7 @@ def patiently(rename: Callable[[Path], object], target: Path, pauses: tuple[floa
 
 @contextmanager
 def whole(path: Path, *, fix: str = "free space, or give another folder") -> Iterator[Path]:
-    """Write to the path that this gives: it is renamed to `path` once on disk, so that nobody ever sees half a file."""
+    """Write to the path that this gives: it is renamed to `path` once on disk, so that no reader sees half a file."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ class Module:
     stem: str  # "mlx_cuda/_cu12"
     extra: str  # whose requirements supply its libraries; "" for those that are always installed
     libraries: tuple[Library, ...]
-    roots: tuple[str, ...]  # where the locked provider wheels lie
+    roots: tuple[str, ...]  # the roots of the locked provider wheels
 
     def holds(self, member: str) -> bool:
         return member.startswith(f"{self.stem}.") and "/" not in member.removeprefix(self.stem)
@@ -40,8 +40,8 @@ class Policy:
     driver: str
     abis: tuple[str, ...]  # such as "cp310-abi3", any of them
     modules: tuple[Module, ...]
-    bundled: str  # a glob of the other binaries that may lie inside
-    libraries_file: str  # the member that tells the package where its libraries lie
+    bundled: str  # a glob of the other binaries that are allowed
+    libraries_file: str  # the member with the package's list of libraries
     libraries: Mapping[str, Any]  # and what it must say
     metadata: str  # the text of METADATA
     compiler: Compilers  # of the host code

@@ -28,7 +28,7 @@ def studio(declared: matrix.Compilers) -> Path:
     program = Path(os.environ.get("PROGRAMFILES(X86)", "C:/Program Files (x86)"), VSWHERE)
     query = ["-latest", "-products", "*", "-version", f"[{declared.studio},{declared.studio + 1})", "-requires", TOOLS]
     fix = f"install Visual Studio {declared.studio}, or its Build Tools, with the component {TOOLS}"
-    said = "Visual Studio cannot be asked for"
+    said = "Visual Studio cannot be queried"
     path = process.output([program, *query, "-property", "installationPath", "-utf8"], said=said, fix=fix, missing=fix).strip()
     if not path:
         raise EnvironmentProblem(f"no Visual Studio {declared.studio} with C++ tools is installed", fix=fix)

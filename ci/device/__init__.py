@@ -6,7 +6,7 @@ MLX_CUDA_DEVICE_STORE names another directory, or 'off'. CMAKE_BUILD_PARALLEL_LE
 success, 1 a source does not compile, 2 usage or environment.
 """
 
-# NVRTC turns a source into PTX, ptxas turns that into the machine code of each GPU, nvFatbin packs both. All three are of one locked root
+# NVRTC turns a source into PTX, ptxas turns that into the SASS of each GPU, nvFatbin packs both. All three are of one locked root
 # and run without a GPU. The result does not depend on the platform or on the CUDA major of the module that loads it, so it is made once.
 # The CMake build calls ``python -m ci.device`` in the isolated environment of any build front end, so this package imports no more than
 # ``tomli`` and ``platformdirs``.

@@ -78,7 +78,7 @@ def write(output: Path, sources: Sequence[plan.Source], fatbins: Mapping[str, by
 
 
 def take(folder: Path, sources: Sequence[plan.Source], output: Path) -> Manifest:
-    """Take finished device code from another build, once it is proved to be whole and of this very tree."""
+    """Take finished device code from another build, after a check that it is complete and of this tree."""
     fix = "compile it from this commit (python -m ci device), or unset MLX_CUDA_DEVICE_CODE"
     try:
         given = parse((folder / NAME).read_text("utf-8"))

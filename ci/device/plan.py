@@ -34,7 +34,7 @@ class Source:
     root: Path  # src/, below which includes are looked for
     headers: tuple[Path, ...]
     targets: matrix.Targets
-    fronts: dict[str, str]  # of each GPU's machine code: the PTX that it is assembled from
+    fronts: dict[str, str]  # of each GPU's SASS: the PTX that it is assembled from
     tools: str  # the lock of the compilers and of the toolkit's headers
 
     @property

@@ -31,7 +31,7 @@ class Remote:
     sha256: str
     size: int  # 0 where the index does not say, as those with pages of HTML alone
     url: str = field(default="", repr=False)
-    yanked: bool = False  # withdrawn: installers pass it over unless its very version is asked for
+    yanked: bool = False  # withdrawn: installers skip it unless its version is requested
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Index:
     simple: str
     timeout: float = 30  # seconds without a byte
     rehearsals: bool = True  # whether it gets versions that were never tagged
-    patience: float = 300  # seconds for which it is asked again while it is out of order
+    patience: float = 300  # seconds for which it is queried again while it fails
 
     def files(self, project: str, *, adding: bool = False) -> tuple[Remote, ...]:
         """What is there under the project's name: nothing, where the index says itself that it has nothing. `adding`: to upload more."""
@@ -53,7 +53,7 @@ class Index:
         files = tuple(self._remote(package, project) for package in page.packages)
         for name, count in Counter(each.name for each in files).items():
             if count > 1:
-                fix = "ask its owner which of them is meant; do not use it until then"
+                fix = "ask its owner which one is right; do not use it until then"
                 raise EnvironmentProblem(f"{self.name} lists {name} {count} times", fix=fix)
         return files
 

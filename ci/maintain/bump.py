@@ -63,7 +63,9 @@ def plan(root: Path, mlx: str, resolve: Resolve, relock: Relock) -> Bump:
 
     old, packages = pinned(root)
     if Version(mlx) < Version(old):
-        raise CheckFailed(f"mlx {mlx} is older than the pinned {old}: the next version has to sort above the last\n  fix: edit by hand")
+        raise CheckFailed(
+            f"mlx {mlx} is older than the pinned {old}: the next version has to sort above the last\n  fix: edit the files yourself"
+        )
     pins = {f"{package}=={old}": f"{package}=={mlx}" for package in packages}
     documents: dict[Path, Any] = {path: tomlkit.parse((root / path).read_text("utf-8")) for path in (PROJECT, MATRIX, TOOLKITS)}
     for document in documents.values():

@@ -24,7 +24,7 @@ class Difference:
 
 
 def differences(first: Path, second: Path) -> list[Difference]:
-    """Every member that differs in anything; none exactly when the files are the same to the byte."""
+    """Every member that differs in anything; none exactly if the files are byte-identical."""
     try:
         one, other = first.read_bytes(), second.read_bytes()
         if one == other:

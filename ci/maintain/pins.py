@@ -56,7 +56,7 @@ def tags(repository: str, server: str) -> dict[str, str]:
     words = ["-c", "credential.helper=", "ls-remote", "--tags", "--", url]
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1"}
     fix = "check the network, and that the repository is still there"
-    lines = process.git(*words, env=environment, timeout=_SECONDS, said=f"the tags of {url} cannot be asked for", fix=fix).splitlines()
+    lines = process.git(*words, env=environment, timeout=_SECONDS, said=f"the tags of {url} cannot be queried", fix=fix).splitlines()
     found = {name.removeprefix("refs/tags/"): commit for commit, _, name in (line.partition("\t") for line in lines)}
     # Behind an annotated tag, NAME^{} is what it leads to.
     return {name: found.get(f"{name}^{{}}", commit) for name, commit in found.items() if not name.endswith("^{}")}

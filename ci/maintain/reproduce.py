@@ -70,7 +70,7 @@ class Built:
 def compare(first: Built, second: Built) -> bool:
     """Tell how two wheels differ; whether they are the same."""
     found = differences(first.path, second.path)
-    verdict = "DIFFERENT" if found else "identical to the byte"
+    verdict = "DIFFERENT" if found else "byte-identical"
     print("\n  ".join([f"{first.name} and {second.name}: {verdict}", *map(str, found)]), flush=True)
     if found:
         explain(first.path, second.path)

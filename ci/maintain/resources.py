@@ -56,7 +56,7 @@ class Kernel:
         return self.threads // 32 * -(-self.registers * 32 // UNIT) * UNIT
 
     def beyond(self, capability: dict[str, Any]) -> Iterator[str]:
-        """What it asks for and a multiprocessor has not."""
+        """What it needs and a multiprocessor does not have."""
         if self.registers > MOST_REGISTERS:
             yield f"{self.registers} registers a thread of {MOST_REGISTERS}"
         if self.shared > MOST_SHARED + SYSTEMS:
@@ -123,7 +123,7 @@ def all_kernels() -> list[Kernel]:
         for architecture in source.targets.sass:
             cubin, ptx = kept.get(source.sass_key(architecture)), kept.get(source.ptx_key(source.fronts[architecture]))
             if cubin is None or ptx is None:
-                missing = f"the store {kept.folder} has no machine code of {source.path.name} for sm_{architecture}"
+                missing = f"the store {kept.folder} has no SASS of {source.path.name} for sm_{architecture}"
                 raise EnvironmentProblem(missing, fix="python -m ci device")
             found += kernels(source.name, architecture, cubin, ptx.decode())
     return found
@@ -196,5 +196,5 @@ def run(args: argparse.Namespace) -> int:
         print(kernel_table(found))
     if problems := violations(found):
         raise CheckFailed("\n".join(problems))
-    print(f"{len(found)} kernels ask for no more than their GPUs have", file=sys.stderr)
+    print(f"{len(found)} kernels need no more than their GPUs have", file=sys.stderr)
     return 0

@@ -1,4 +1,4 @@
-"""What the driver says about this machine's GPUs, asked without any package."""
+"""What the driver reports about this machine's GPUs, queried without any package."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def driver_version() -> str:
     try:
         nvml = ctypes.CDLL(name)
     except OSError as error:
-        raise EnvironmentProblem(f"the driver's version cannot be asked ({error})", fix=f"install {name}, a part of the driver") from None
+        raise EnvironmentProblem(f"the driver's version cannot be queried ({error})", fix=f"install {name}, a part of the driver") from None
     version = ctypes.create_string_buffer(_VERSION_BYTES)
     if nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(version, _VERSION_BYTES):
         raise EnvironmentProblem("the driver does not tell its version", fix="see that nvidia-smi works")

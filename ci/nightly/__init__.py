@@ -78,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
             wheels.mkdir(parents=True)
             files = tonight(args.dist, wheels)
             if args.history == "keep":
-                room = (LIMIT_MIB << 20) - sum(each.size for each in files)
-                files += previous.nights(args.url, wheels, before=files[0].version, most=args.keep - 1, room=room)
+                space = (LIMIT_MIB << 20) - sum(each.size for each in files)
+                files += previous.nights(args.url, wheels, before=files[0].version, most=args.keep - 1, space=space)
             site.write(made, files, args.url, args.docs)
             made.rename(output)
     except OSError as error:

@@ -40,7 +40,7 @@ def against(version: Version, index: Index, files: Sequence[Remote], *, tags: Co
         yield finding("owner", message, fix)
     offered = {each.version for each in files if not each.yanked}  # installers pass over what is yanked
     if (newest := max((each for each in versions if each in offered), default=version)) > version:
-        message = f"{version} does not sort above {newest}, which is on {index.name}: nobody would get it"
+        message = f"{version} does not sort above {newest}, which is on {index.name}: installers would not choose it"
         yield finding("version", message, f"a version after {newest}")
 
 
@@ -51,7 +51,7 @@ def report(findings: Sequence[Violation]) -> None:
 
 
 def refuse_yanked(version: Version, files: Sequence[Remote]) -> None:
-    """CheckFailed where files of a version were withdrawn: it may be there to the byte, and nobody gets it."""
+    """CheckFailed where files of a version were withdrawn: it may be there, byte-identical, but installers skip it."""
     if names := sorted(each.name for each in files if each.version == version and each.yanked):
         fix = "find out why they were yanked; un-yank them on the index, or release a new version"
         raise CheckFailed(f"version {version} was yanked, installers pass it over: {', '.join(names)}\n  fix: {fix}")

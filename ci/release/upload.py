@@ -1,6 +1,6 @@
 """One wheel to an index: what of a release is there already, and twine, which sends the rest.
 
-A connection that broke after the last byte left a whole file there: so after every failed upload the index is asked again too.
+A connection that broke after the last byte left a whole file there: so after every failed upload the index is queried again too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Limits:
 class Plan:
     """What an upload has to do, decided from the bytes that the index has."""
 
-    present: tuple[Entry, ...]  # on the index, the same to the byte
+    present: tuple[Entry, ...]  # on the index, byte-identical
     missing: tuple[Entry, ...]  # in the order in which they go
 
 
@@ -131,7 +131,7 @@ def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tupl
 
 
 def _shown(dist: Dist, entry: Entry, index: Index, seconds: float) -> bool:
-    """Whether the index has the file, asking until it shows or the time is over; CheckFailed if it has other bytes."""
+    """Whether the index has the file, querying until it shows or the time is over; CheckFailed if it has other bytes."""
     deadline, pause = time.monotonic() + seconds, 0.25
     while entry not in plan(dist, index.files(load().name)).present:
         if time.monotonic() + pause > deadline:

@@ -1,6 +1,6 @@
 """``release verify``: what a user gets from the index, in fresh environments.
 
-Our own package is asked of the named index and of no other, everything else of the index that this machine uses anyway: on an index where
+Our package comes only from the named index, everything else from this machine's default index: on an index where
 anyone may register names, a stranger's `mlx` would otherwise be installed. uv pins the package to its index; pip cannot, so it downloads
 our wheel alone and installs that file.
 """
@@ -32,7 +32,7 @@ from .dist import complete, read_manifest
 from .standing import refuse_yanked
 
 Tool = Literal["uv", "pip"]
-# What could send pip elsewhere for our wheel. Empty values are passed over by pip.
+# What could send pip elsewhere for our wheel. pip ignores empty values.
 _PIP_ALONE = {
     "PIP_CONFIG_FILE": os.devnull,
     **dict.fromkeys(("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONSTRAINT"), ""),

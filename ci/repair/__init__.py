@@ -38,7 +38,7 @@ def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Mat
 
     wheel = read(path)
     wheel.readable()
-    excludes = prove_excludes(wheel, matrix or load())
+    excludes = check_excludes(wheel, matrix or load())
     if plat == DECLARED:
         plat = platform_of(wheel, matrix or load()).tag
     command = _delvewheel(wheel, excludes, plat) if wheel.system == "windows" else _auditwheel(excludes, plat)
@@ -46,15 +46,17 @@ def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Mat
         _run([*command, "--wheel-dir", folder, str(path.resolve())], {"SOURCE_DATE_EPOCH": source_date_epoch(path)})
         repaired = sorted(Path(folder).glob("*.whl"))
         if len(repaired) != 1:
-            raise EnvironmentProblem(f"{command[2]} left {len(repaired)} wheels instead of one", fix=f"by hand: {' '.join(command)} {path}")
+            raise EnvironmentProblem(
+                f"{command[2]} left {len(repaired)} wheels instead of one", fix=f"run it yourself: {' '.join(command)} {path}"
+            )
         sbom.embed(repaired[0], epoch=int(source_date_epoch(path)), matrix=matrix)
         with whole(output / repaired[0].name) as part:
             shutil.copyfile(repaired[0], part)
         return output / repaired[0].name
 
 
-def prove_excludes(wheel: Wheel, matrix: Matrix) -> tuple[str, ...]:
-    """The libraries to leave outside this wheel, each of them proved to be a name that exists.
+def check_excludes(wheel: Wheel, matrix: Matrix) -> tuple[str, ...]:
+    """The libraries to leave outside this wheel, after a check that each name exists.
 
     A library declared as needed must be needed by the native module of its CUDA version. The others only guard against a transitive
     copy; they must be files of the locked provider, where the roots of that CUDA version are installed.

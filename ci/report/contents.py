@@ -1,4 +1,4 @@
-"""What a wheel is made of, to the byte: its members, the device code of each architecture, and the host's code in each native binary."""
+"""What each byte of a wheel belongs to: its members, the device code of each architecture, and the host's code in each native binary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECTIONS = (
 
 # Kinds of bytes, from the most to the least interesting, and their names in legends.
 KINDS: Mapping[str, str] = {
-    "sass": "GPU machine code",
+    "sass": "SASS",
     "ptx": "PTX",
     "code": "host code",
     "data": "constants",
@@ -57,7 +57,7 @@ PADDING = Label("other", "headers and padding")
 
 @dataclass(frozen=True)
 class Code:
-    """Native code that lies in one place: the folder of device code, or a native binary."""
+    """Native code of one file or directory: the folder of device code, or a native binary."""
 
     name: str
     size: int

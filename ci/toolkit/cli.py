@@ -65,7 +65,7 @@ def _verify(args: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
     if damaged := [name for name, lines in found.items() if lines]:
         where = ", ".join(str(roots.directory(name, chosen[name])) for name in damaged)
-        fix = f"remove {where} and install again, which takes anew what uv's cache has damaged"
+        fix = f"remove {where} and install again, which downloads the damaged files of uv's cache again"
         raise CheckFailed(f"not as installed: {', '.join(damaged)}\n  fix: {fix}")
     return 0
 

@@ -1,6 +1,6 @@
 """Install a root: unpack the locked wheels into a staging folder, arrange them, write the manifest, rename into place.
 
-A root's folder appears by one rename, complete. Whoever is killed leaves only a staging folder, which the next one removes.
+A root's folder appears by one rename, complete. A killed process leaves only a staging directory, which the next one removes.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _fill(root: roots.Root, platform: Platform, staging: Path) -> None:
             return
         if not again:
             packages = manifest.packages(staging, damaged)
-            console.say(f"{root.name}: uv's cache is damaged ({damaged[0]}): taking {', '.join(packages)} anew")
+            console.say(f"{root.name}: uv's cache is damaged ({damaged[0]}): downloading {', '.join(packages)} again")
             uv.run("cache", "clean", *packages, cwd=staging)
             shutil.rmtree(staging)
             staging.mkdir()
@@ -113,7 +113,7 @@ def _complete(target: Path) -> bool:
 
 
 def _stale(target: Path) -> list[Path]:
-    """What killed processes left of this root: to whoever holds the lock, every staging folder.
+    """What killed processes left of this root: to the holder of the lock, every staging directory.
 
     The uv of a killed process may live on for a while and write there, which makes removing fail; a later run tries again.
     """

@@ -71,7 +71,7 @@ def lock_text(root: Root) -> str:
 
 
 def cache_directory() -> Path:
-    """Where all roots lie: ``MLX_CUDA_TOOLKITS``, or the user's cache directory."""
+    """The directory of all roots: ``MLX_CUDA_TOOLKITS``, or the user's cache directory."""
     chosen = os.environ.get("MLX_CUDA_TOOLKITS")
     if chosen:
         return Path(chosen).absolute()

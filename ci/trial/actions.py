@@ -46,10 +46,10 @@ class Run:
         return f"run {self.number} of {self.repository}"
 
 
-def ask(run: Run, path: str, *options: str, into: Path | None = None) -> str:
+def query(run: Run, path: str, *options: str, into: Path | None = None) -> str:
     """What GitHub's API says under this path of a run's repository; into a file, if one is given."""
     place = f"repos/{run.repository}/actions/{path}"
-    return gh.api(run.host, place, *options, into=into, what=str(run), otherwise="or download the artifact by hand and give its zip")
+    return gh.api(run.host, place, *options, into=into, what=str(run), otherwise="or download the artifact yourself and give its zip")
 
 
 def choose(artifacts: Sequence[dict[str, Any]], run: Run) -> list[dict[str, Any]]:
@@ -71,11 +71,11 @@ def choose(artifacts: Sequence[dict[str, Any]], run: Run) -> list[dict[str, Any]
 def download(run: Run, folder: Path) -> list[Path]:
     """Download a run's artifacts for this platform into a temporary folder; returns their zips, which are as they were uploaded."""
     folder.mkdir(parents=True, exist_ok=True)
-    pages = ask(run, f"runs/{run.number}/artifacts?per_page=100", "--paginate", "--jq", ".artifacts[]")
+    pages = query(run, f"runs/{run.number}/artifacts?per_page=100", "--paginate", "--jq", ".artifacts[]")
     zips = []
     for each in choose([json.loads(line) for line in pages.splitlines()], run):
         path = folder / f"{int(each['id'])}.zip"
-        ask(run, f"artifacts/{each['id']}/zip", into=path)
+        query(run, f"artifacts/{each['id']}/zip", into=path)
         if each.get("digest") and each["digest"] != f"sha256:{sha256(path)}":
             raise CheckFailed(f"artifact {each['name']!r} is not what was uploaded: it has sha256 {sha256(path)}, not {each['digest']}")
         zips.append(path)

@@ -1,4 +1,4 @@
-"""From what somebody downloaded (a wheel, a folder, an artifact's zip) to the wheel of this project that fits an interpreter.
+"""From a download (a wheel, a folder, an artifact's zip) to the wheel of this project that fits an interpreter.
 
 Everything here may come from a stranger's pull request: names and sizes are judged before a byte is unpacked, and only wheels are.
 """

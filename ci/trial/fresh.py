@@ -30,7 +30,7 @@ _VERSION = "import platform, sysconfig; print(platform.python_version() + ('t' i
 
 @dataclass(frozen=True)
 class Fresh:
-    """An environment in ``folder``; whoever made the folder removes it."""
+    """An environment in ``folder``; its maker removes the directory."""
 
     folder: Path
 

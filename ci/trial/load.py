@@ -24,7 +24,7 @@ from . import variables
 if TYPE_CHECKING:
     from ..wheelfile.wheel import Wheel
 
-# Runs where nothing is installed, on any Python 3. One older than the wheel's lacks some of the stable ABI: a stand-in has it.
+# Runs where nothing is installed, on any Python 3. One older than the wheel's lacks some of the stable ABI: a stub has it.
 SCRIPT = """\
 import ctypes, os, platform, sys
 here = os.path.dirname(os.path.abspath(__file__))
@@ -42,7 +42,7 @@ for path in files("modules"):
 
 
 def prepare(wheel: Wheel, folder: Path) -> None:
-    """Write the native modules, the stand-ins and the script that loads them into ``folder``."""
+    """Write the native modules, the stub libraries and the script that loads them into ``folder``."""
     from ..toolkit.stub import shared_object
 
     if wheel.system != "linux":
@@ -60,10 +60,10 @@ def prepare(wheel: Wheel, folder: Path) -> None:
     (machine,) = {binary.machine for binary in modules.values()}
     written: dict[str, bytes] = {f"modules/{PurePosixPath(name).name}": wheel.members[name] for name in modules}
     # The symbols are in one library of their own: ELF does not say where an unversioned one is to come from, and of a library that a
-    # version names glibc expects that it has versions. The stand-ins under the libraries' names are empty.
+    # version names glibc expects that it has versions. The stubs under the libraries' names are empty.
     empty = {name for binary in modules.values() for name in binary.needed} & outside
-    stand_ins = {"outside/0-symbols.so": foreign, "python/libpython3.so": python, **{f"outside/{soname}": [] for soname in empty}}
-    written |= {name: shared_object(machine, PurePosixPath(name).name, symbols) for name, symbols in stand_ins.items()}
+    stubs = {"outside/0-symbols.so": foreign, "python/libpython3.so": python, **{f"outside/{soname}": [] for soname in empty}}
+    written |= {name: shared_object(machine, PurePosixPath(name).name, symbols) for name, symbols in stubs.items()}
     written |= {"load.py": SCRIPT.encode(), "machine": machine.encode()}
     for name, data in written.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """``python -m ci origin``: refuse the artifacts of a workflow run that must not run on our machines.
 
-Accepts a run only if it is of a workflow of this repository that builds wheels, was started by somebody with write access, and built a
+Accepts a run only if it is of a workflow of this repository that builds wheels, was started with write access, and built a
 commit of this repository. A pull request's wheels are its author's code, and an artifact does not show its origin. The run must be finished
 and successful, unless it is the run that calls this command, whose job order ensures it. GITHUB_REPOSITORY and GITHUB_RUN_ID name the
 repository and the calling run. gh queries GitHub; it must be logged in, or GH_TOKEN must be set.
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import CheckFailed, EnvironmentProblem
-from .actions import ID, REPOSITORY, Run, ask
+from .actions import ID, REPOSITORY, Run, query
 
 # Events that need the permission to write. Any other one is refused, those that GitHub has not invented yet included.
 TRUSTED = {"push", "schedule", "workflow_dispatch"}
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             f"run {args.run_id} of which repository?", fix="set GITHUB_REPOSITORY to OWNER/NAME, as GitHub's workflows do"
         )
     target = Run(repository, int(args.run_id))
-    described = json.loads(ask(target, f"runs/{target.number}"))
+    described = json.loads(query(target, f"runs/{target.number}"))
     if reason := objection(described, target, itself=args.run_id == os.environ.get("GITHUB_RUN_ID")):
         fix = f"start wheels.yml on a branch of {target.repository}, and wait for its end"
         raise CheckFailed(f"the artifacts of {target} are not executed here: {reason}\n  fix: {fix}")

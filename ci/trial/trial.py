@@ -116,7 +116,7 @@ class Trial:
             fresh.install(options=["--target", str(_needs(fresh)), *locked])
         except CheckFailed as error:
             raise EnvironmentProblem(
-                f"the tests cannot be prepared: {error}", fix="lock the group package-tests anew: python -m ci bump --tools"
+                f"the tests cannot be prepared: {error}", fix="lock the group package-tests again: python -m ci bump --tools"
             ) from error
 
     def _install(self, fresh: Fresh, outcome: Outcome) -> None:
@@ -133,7 +133,7 @@ class Trial:
         outcome.problems += [f"doctor: {check['name']}: {check['summary']}\n  fix: {check.get('fix') or check['cure']}" for check in failed]
 
     def _test(self, fresh: Fresh, outcome: Outcome) -> None:
-        self._prove_origin(fresh, outcome)
+        self._check_origin(fresh, outcome)
         required = "1" if outcome.gpu else "0"  # with a GPU its tests have to run: MLX not seeing it is a failure
         place = ("gpu" if outcome.gpu else "try") if outcome.row else ""  # of tests/skips.toml: a row skips what is declared
         variables = {"MLX_CUDA_REQUIRE_GPU": required, "MLX_CUDA_PLACE": place, "PYTHONPATH": str(_needs(fresh))}
@@ -150,7 +150,7 @@ class Trial:
             elif done.returncode or not tests.passed:
                 outcome.problems.append(f"tests/{suite}: pytest ended with exit code {done.returncode} after {tests.passed} passed tests")
 
-    def _prove_origin(self, fresh: Fresh, outcome: Outcome) -> None:
+    def _check_origin(self, fresh: Fresh, outcome: Outcome) -> None:
         """Whatever the tests import comes from this environment, and is what the wheel's name says."""
         done = fresh.run("-W", "ignore", "-c", _ORIGIN, cwd=self.work)
         if done.returncode:
@@ -177,12 +177,12 @@ class Trial:
 
 
 def _needs(fresh: Fresh) -> Path:
-    """Where the packages lie that the tests need."""
+    """The directory of the packages that the tests need."""
     return fresh.folder / "needs"
 
 
 def tags(fresh: Fresh) -> list[Tag]:
-    """What the environment's Python takes, best first: asked of itself, with this interpreter's packaging."""
+    """What the environment's Python takes, best first: queried from itself, with this interpreter's packaging."""
     done = fresh.run("-c", _TAGS, env={"PYTHONPATH": str(Path(packaging.__file__).parent.parent)})
     if done.returncode:
         raise EnvironmentProblem(f"{fresh.python} does not tell its tags: {done.stderr.strip()}", fix="give another --python")
@@ -219,7 +219,7 @@ def copy_tests(folder: Path) -> Path:
 
 @contextmanager
 def _workspace(*, keep: bool) -> Iterator[Path]:
-    """A temporary folder, removed whatever happens; ``keep`` leaves it once the trial has come to its end."""
+    """A temporary folder, removed whatever happens; ``keep`` leaves it after a complete trial."""
     folder, ended = Path(tempfile.mkdtemp(prefix=f"{load().name}-try-")), False
     try:
         yield folder

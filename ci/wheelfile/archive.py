@@ -138,7 +138,7 @@ def read(path: Path) -> tuple[dict[str, bytes], dict[str, zipfile.ZipInfo]]:
     filled = {f"{above}/" for file in files for above in PurePosixPath(file.filename).parents}
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         if entry.header_offset != position:
-            raise _refused(path, entry, "overlaps another, or lies behind data that belongs to none")
+            raise _refused(path, entry, "overlaps another, or follows data that belongs to no entry")
         own = b"PK\3\4" + headers[entry.orig_filename] + entry.orig_filename.encode()
         if data[position : position + len(own)] != own:
             raise _refused(path, entry, "differs from its local header")

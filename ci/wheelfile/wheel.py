@@ -71,7 +71,7 @@ class Wheel:
 
     @property
     def sbom(self) -> str:
-        """Where the SBOM lies, or ought to."""
+        """The path of the SBOM."""
         return f"{self.dist_info}/sboms/{SBOM}"
 
     @property

@@ -293,7 +293,7 @@ def replaced(files: Files, name: str, old: str, new: str) -> None:
 
 
 def with_module(world: World, **changes: Any) -> Change:
-    """A change of the CUDA 13 module, built anew."""
+    """A change of the CUDA 13 module, built again."""
     name = member(world, CU13)
     built = world.module(PurePosixPath(name).name, CU13, **changes)
     return lambda files: files.update({name: built})

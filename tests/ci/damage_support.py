@@ -196,7 +196,7 @@ def device(files: Files, change: Callable[[bytes], bytes], manifest: Callable[[A
 
 
 def exchanged(files: Files) -> None:
-    """Two fatbins for the same GPUs, each under the name of the other, and all that tells of them told anew."""
+    """Two fatbins for the same GPUs, each under the name of the other, and all that tells of them corrected."""
     told = json.loads(files[MANIFEST])["fatbins"]
     one, two = [f"{DEVICE}{name}.fatbin" for name in ("decode", "decode_wide")]
     assert all(told["decode"][each] == told["decode_wide"][each] for each in ("sass", "ptx"))

@@ -209,7 +209,7 @@ def tampered_there(stage: Stage) -> str:
 
 
 def tampered_here(stage: Stage) -> str:
-    """A run is interrupted, a wheel is built anew, and the next run finds other bytes than the manifest's."""
+    """A run is interrupted, a wheel is built again, and the next run finds other bytes than the manifest's."""
     stage.begin(left=1)
     stage.proxy.fault = lambda method: "500" if method == "POST" else None
     stage.stopped(EnvironmentProblem)

@@ -75,7 +75,7 @@ def test_expired_and_missing_artifacts(gh: Gh, tmp_path: Path) -> None:
         actions.download(RUN, tmp_path)
 
 
-BY_HAND = "or download the artifact by hand and give its zip"
+BY_HAND = "or download the artifact yourself and give its zip"
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_how_gh_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """It asks nothing of a terminal."""
     runs = record(monkeypatch, out="a")
     command = ["gh", "api", "--hostname", "github.com", "repos/owner/name/actions/runs/42"]
-    assert actions.ask(RUN, "runs/42") == "a"
-    assert actions.ask(RUN, "runs/42", into=tmp_path / "file") == ""
+    assert actions.query(RUN, "runs/42") == "a"
+    assert actions.query(RUN, "runs/42", into=tmp_path / "file") == ""
     sink = runs[1][1].pop("stdout")
     assert (sink.name, sink.mode) == (str(tmp_path / "file"), "wb")
     assert runs == [

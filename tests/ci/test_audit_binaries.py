@@ -57,9 +57,9 @@ def test_a_newer_glibc(told: Callable[..., list[str]], world: World) -> None:
 
 
 @pytest.mark.parametrize("platform", ["linux_x86_64", "manylinux_2_99_x86_64"])
-def test_a_platform_tag_that_proves_nothing(tmp_path: Path, files: Files, platform: str) -> None:
+def test_a_platform_tag_that_no_index_accepts(tmp_path: Path, files: Files, platform: str) -> None:
     path = tmp_path / NAMES["linux"].replace("manylinux_2_28_x86_64", platform)
-    message = f"has the platform tag {platform}, expected a manylinux tag: any other proves nothing and no index takes it"
+    message = f"has the platform tag {platform}, expected a manylinux tag: no index accepts any other"
     assert said(path, files, lambda _: None, ("platform-tag",)) == [f"platform-tag: {message}"]
 
 
@@ -223,7 +223,7 @@ def test_what_is_no_build_path(audited: Callable[..., set[str]], world: World, p
 
 
 def test_executable_stack(told: Callable[..., list[str]], world: World) -> None:
-    message = "asks for an executable stack, which glibc 2.41 refuses to load, expected -Wl,-z,noexecstack"
+    message = "has an executable PT_GNU_STACK, which glibc 2.41 refuses to load, expected -Wl,-z,noexecstack"
     lines = told(with_module(world, arguments=["-Wl,-z,execstack"]))
     assert lines == [f"{MODULE}: executable-stack: {message}"]
 
@@ -256,7 +256,7 @@ def test_a_library_inside_the_wheel(tmp_path: Path, files: Files, world: World) 
     path, checks = tmp_path / NAMES["linux"], ("needed", "rpath")
     assert said(path, files, change, checks) == []
     assert said(path, files, unreachable, checks) == [
-        f"{MODULE}: rpath: lacks $ORIGIN/../mlx_cuda.libs in its RPATH, where a library that it needs lies"
+        f"{MODULE}: rpath: lacks $ORIGIN/../mlx_cuda.libs in its RPATH, the directory of a needed library"
     ]
     assert said(path, files, under_another_name, checks) == [
         f"{MODULE}: needed: needs libfriend.so.1, {NOBODY}",
@@ -408,8 +408,8 @@ BELOW = "in its RPATH, expected entries relative to $ORIGIN and below site-packa
         ([*CU13.rpath(), "$ORIGIN/$LIB"], [f"has $ORIGIN/$LIB {BELOW}"]),
         ([each.replace("$ORIGIN", "${ORIGIN}") for each in CU13.rpath()], []),
         ([*CU13.rpath(), "$ORIGIN"], []),
-        (CU13.rpath()[1:], [f"lacks {CU13.rpath()[0]} in its RPATH, where a library that it needs lies"]),
-        ([], [f"lacks {each} in its RPATH, where a library that it needs lies" for each in sorted(CU13.rpath())]),
+        (CU13.rpath()[1:], [f"lacks {CU13.rpath()[0]} in its RPATH, the directory of a needed library"]),
+        ([], [f"lacks {each} in its RPATH, the directory of a needed library" for each in sorted(CU13.rpath())]),
     ],
     ids=["absolute", "empty", "outside", "of nothing needed", "relative", "of the loader", "braces", "its own", "one missing", "none"],
 )

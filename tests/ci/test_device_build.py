@@ -189,7 +189,7 @@ def test_a_failure_says_where_and_leaves_the_old_output(
 
 def test_a_failing_packer_names_the_call(tools: compilers.Tools) -> None:
     with pytest.raises(CheckFailed, match=r"^nvFatbinAddCubin: "):
-        compilers.NvFatbin(tools.nvfatbin).pack("first.cu", {"90a": b"not machine code"}, {})
+        compilers.NvFatbin(tools.nvfatbin).pack("first.cu", {"90a": b"not SASS"}, {})
 
 
 def test_what_is_declared_has_hoppers_own_instructions(made: Callable[..., set[str]], src: Path) -> None:

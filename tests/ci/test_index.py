@@ -151,7 +151,7 @@ def test_files_of_this_version_are_for_the_plan(real: Page) -> None:
 def test_the_version_must_be_the_newest(real: Page) -> None:
     real.add("mlx_cuda-1.0-py3-none-any.whl")
     assert against(real, "1.0") == {
-        "version": f"{VERSION} does not sort above 1.0, which is on page: nobody would get it\n    fix: a version after 1.0"
+        "version": f"{VERSION} does not sort above 1.0, which is on page: installers would not choose it\n    fix: a version after 1.0"
     }
 
 
@@ -224,7 +224,7 @@ def test_what_is_yanked_still_says_whose_the_name_is(real: Page) -> None:
 
 @pytest.mark.parametrize("yanked", [True, "a bad build", ""])
 def test_a_release_that_was_yanked(tmp_path: Path, page: Page, yanked: str | bool) -> None:
-    """It is there to the byte, and nobody gets it."""
+    """It is there, byte-identical, but installers skip it."""
     dist = complete(make_dist(tmp_path))
     for entry in dist.entries:
         page.add(entry.name, sha256=entry.sha256, yanked=yanked if entry.name == NAME else False)
@@ -255,7 +255,7 @@ def test_a_name_that_is_listed_twice(page: Page, last: str) -> None:
     page.add(NAME, sha256=last)
     with pytest.raises(EnvironmentProblem) as problem:
         page.index.files(MATRIX.name)
-    fix = "ask its owner which of them is meant; do not use it until then"
+    fix = "ask its owner which one is right; do not use it until then"
     assert str(problem.value) == f"page lists {NAME} 2 times\n  fix: {fix}"
 
 

@@ -269,7 +269,7 @@ def test_an_index_that_is_out_of_order_for_two_minutes(server: Server, capsys: p
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 7
     assert said[0].startswith(f"here: it answers HTTP {status}")
-    assert said[0].endswith("; it is asked again in 1 s")
+    assert said[0].endswith("; retrying in 1 s")
 
 
 def test_an_index_that_stays_out_of_order(server: Server) -> None:

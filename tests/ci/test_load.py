@@ -1,4 +1,4 @@
-"""``python -m ci load``: native modules meet a real loader, and stand-ins of all that lies outside the wheel."""
+"""``python -m ci load``: native modules meet a real loader, and stubs of all that lies outside the wheel."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_good_wheel(made: Callable[[str], Path], capfd: pytest.CaptureFixture[
 
 
 def test_without_section_headers(made: Callable[[str], Path], tmp_path: Path) -> None:
-    """The loader reads none: neither does what makes the stand-ins, so that a sound module is not called broken."""
+    """The loader reads none: neither does what makes the stubs, so that a sound module is not called broken."""
     path = made(GOOD)
     files = {
         name: without_sections(data) if name.endswith(".so") else data
@@ -69,7 +69,7 @@ def test_an_older_python_lacks_what_a_stand_in_has(made: Callable[[str], Path], 
 def test_a_missing_symbol_of_the_system(
     made: Callable[[str], Path], capfd: pytest.CaptureFixture[str], world: World, tmp_path: Path
 ) -> None:
-    """Asked of glibc by version: no stand-in may give it."""
+    """Asked of glibc by version: no stub may give it."""
     wheel = made("#include <string.h>\nvoid use(void *a, void *b, long n) { memcpy(a, b, n); }")
     changed = dict(read(wheel).members)
     module = member(world, CU13)

@@ -189,7 +189,7 @@ def test_the_drivers_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(f"{name}: cannot open")
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    with pytest.raises(EnvironmentProblem, match=r"version cannot be asked \((.+): cannot open\)\n  fix: install \1, a part of the driver"):
+    with pytest.raises(EnvironmentProblem, match=r"version cannot be queried \((.+): cannot open\)\n  fix: install \1, a part of"):
         gpu.driver_version()
 
 

@@ -1,4 +1,4 @@
-"""``python -m ci msvc-env``: Visual Studio is found, its toolset judged, its environment taken over; a stand-in for it on Linux."""
+"""``python -m ci msvc-env``: Visual Studio is found, its toolset judged, its environment taken over; a stub for it on Linux."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_lies_in_the_current_folder_is_not_run(studio: Studio, tmp_path: Pa
 
 def test_vswhere_fails(studio: Studio, tmp_path: Path) -> None:
     program(tmp_path / "x86" / msvc_env.VSWHERE, "#!/bin/sh\nexit 87\n")
-    assert "cannot be asked for: " in refusal()
+    assert "cannot be queried: " in refusal()
     assert "exit code 87" in refusal()
 
 

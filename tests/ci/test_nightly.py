@@ -282,7 +282,7 @@ def test_as_many_as_have_room(old: tuple[Path, str], tmp_path: Path, monkeypatch
     limit = sum(sizes) + dist(tmp_path / NIGHTS[3], NIGHTS[3]).joinpath(name(NIGHTS[3])).stat().st_size + spare
     monkeypatch.setattr(nightly, "LIMIT_MIB", Bytes(limit))
     assert held(make(tmp_path, NIGHTS[3], "--url", old[1])) == NIGHTS[: -kept - 1 : -1]
-    assert "and what is older has no room" in capsys.readouterr().err
+    assert "and older versions do not fit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -379,12 +379,12 @@ def test_a_site_without_the_channel(tmp_path: Path, capsys: Capture) -> None:
     with pages(tmp_path / "empty") as (url, _):
         make(tmp_path, NIGHTS[0], "--url", url, code=2)
     said = f"{url}: it answers HTTP 404 for {MATRIX.name}, but is no index: its list of projects is HTTP 404, text/html"
-    assert f"{said}\n  fix: run again; where the channel begins" in capsys.readouterr().err
+    assert f"{said}\n  fix: run again; for a new channel" in capsys.readouterr().err
     (tmp_path / "empty" / "simple").mkdir()
     (tmp_path / "empty" / "simple" / "index.html").touch()
     with pages(tmp_path / "empty") as (url, _):
         make(tmp_path, NIGHTS[0], "--url", url, code=2)
-    assert f"{url} has no wheel of {MATRIX.name}\n  fix: run again; where the channel begins" in capsys.readouterr().err
+    assert f"{url} has no wheel of {MATRIX.name}\n  fix: run again; for a new channel" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("link", [f'<a href="x">{name(NIGHTS[0])}</a>', '<a href="x#sha256=00">..</a>'])

@@ -1,4 +1,4 @@
-"""``python -m ci pins``: a stand-in for GitHub, a folder of repositories, tells which commits are those of tags."""
+"""``python -m ci pins``: a stub for GitHub, a folder of repositories, tells which commits are those of tags."""
 
 from __future__ import annotations
 
@@ -114,11 +114,11 @@ def test_a_server_that_cannot_be_asked(server: Server, capsys: pytest.CaptureFix
     assert server.run() == 2
     said = capsys.readouterr()
     assert said.out == f"a/b v1.0.0 {commit}: the commit of the tag\n"
-    assert f"error: the tags of {server.folder}/c/d cannot be asked for: " in said.err
+    assert f"error: the tags of {server.folder}/c/d cannot be queried: " in said.err
     assert len(said.err.splitlines()) == 2
     server.pin(f"a/b@{commit} # v1.0.1", f"c/d@{commit} # v1.0.0")
     assert server.run() == 1
-    assert "c/d cannot be asked for" in capsys.readouterr().err
+    assert "c/d cannot be queried" in capsys.readouterr().err
 
 
 def test_no_workflow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,7 +135,7 @@ def test_good_wheels(folder: Path) -> None:
 
 def test_metadata_must_be_the_same_to_the_byte(folder: Path) -> None:
     write_wheel(folder / NAME, changes={"METADATA": metadata() + "\n"})
-    assert found(folder) == {"same-metadata": "METADATA is not the same to the byte in all wheels"}
+    assert found(folder) == {"same-metadata": "METADATA is not byte-identical in all wheels"}
 
 
 def test_device_code_must_be_the_same(folder: Path) -> None:

@@ -93,7 +93,7 @@ def test_all_is_well(ready: Gh) -> None:
 
 
 def test_everything_is_told_at_once(ready: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what cannot be asked keeps nothing else from being told."""
+    """A failed query does not hide other findings."""
 
     def unreachable(self: Index, project: str, **_: bool) -> tuple[Remote, ...]:
         raise EnvironmentProblem("the index cannot be read")
@@ -248,7 +248,7 @@ def test_settings(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "pypi",
             {"deployment_branch_policy": CUSTOM, "protection_rules": [{"type": "branch_policy"}]},
-            "the environment pypi asks nobody\n    fix: name its required reviewers",
+            "the environment pypi has no required reviewers\n    fix: name its required reviewers",
         ),
         (
             "gpu",

@@ -88,7 +88,7 @@ def test_how_twine_is_called(
     options = {**ALWAYS, "timeout": 600, "env": environment}
     paths = map(str, outside.dist.paths[1:])
     assert outside.runs == [([*command, path, *[f"{path}{ATTESTATION}"] * attestations], options) for path in paths]
-    said = [f"{present.name}: is on there already, the same to the byte"]
+    said = [f"{present.name}: is on there already, byte-identical"]
     said += [f"{entry.name}: uploading, {number} of 6, 0.00 MiB" for number, entry in enumerate(missing, 2)]
     assert capsys.readouterr().err.splitlines() == said
     assert outside.slept == []
@@ -98,7 +98,7 @@ def test_a_dry_run(outside: Outside, capsys: pytest.CaptureFixture[str]) -> None
     present, *missing = outside.dist.entries
     outside.hold(present.name)
     outside.publish(dry_run=True)
-    said = [f"{present.name}: is on there already, the same to the byte"]
+    said = [f"{present.name}: is on there already, byte-identical"]
     said += [f"{entry.name}: would be uploaded, 0.00 MiB, sha256 {entry.sha256}" for entry in missing]
     assert capsys.readouterr().err.splitlines() == said
 

@@ -1,4 +1,4 @@
-"""tests/conftest.py and tests/skips.py, in a small copy of the project with a stand-in for MLX: what is skipped, and what may be."""
+"""tests/conftest.py and tests/skips.py, in a small copy of the project with a stub for MLX: what is skipped, and what may be."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_a_root_shares_no_file_with_another(index: Index) -> None:
     assert (toolkit.install([ROOT], LINUX)[0].path / "lib" / name).read_bytes() == good
 
 
-def test_what_uvs_cache_has_damaged_is_taken_anew(index: Index, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_uvs_cache_has_damaged_is_downloaded_again(index: Index, capsys: pytest.CaptureFixture[str]) -> None:
     """So the fix that verify names is one: remove, install again, verify."""
     path, name = toolkit.install([ROOT], LINUX)[0].path, "libcublasLt.so.1"
     for file in (path / "lib" / name, cached(index, name)):  # as where the root of an older version is one with the cache
@@ -80,11 +80,11 @@ def test_what_uvs_cache_has_damaged_is_taken_anew(index: Index, capsys: pytest.C
     other = cached(index, "libcudart.so.1").stat().st_ino
     capsys.readouterr()
     assert run("verify", ROOT, "--platform", "linux-x86_64") == 1
-    assert f"fix: remove {path} and install again, which takes anew what uv's cache has damaged" in capsys.readouterr().err
+    assert f"fix: remove {path} and install again, which downloads the damaged files of uv's cache again" in capsys.readouterr().err
     shutil.rmtree(path)
     assert run("install", ROOT, "--platform", "linux-x86_64") == 0
     assert "uv's cache is damaged (lib/libcublasLt.so: changed: " in (said := capsys.readouterr().err)
-    assert "taking acme_blas anew" in said
+    assert "downloading acme_blas again" in said
     assert run("verify", ROOT, "--platform", "linux-x86_64") == 0
     assert cached(index, "libcudart.so.1").stat().st_ino == other, "the other package stayed in the cache"
     assert index.leftovers() == []

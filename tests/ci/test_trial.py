@@ -1,4 +1,4 @@
-"""``python -m ci try``: the whole command on a small repository and stand-in wheels, with the real uv and the real pytest."""
+"""``python -m ci try``: the whole command on a small repository and stub wheels, with the real uv and the real pytest."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_requirements_of_the_tests_are_not_the_wheels_fault(
     assert cli.main(["try", str(wheel)]) == 2
     said = capfd.readouterr().err
     assert said.startswith("error: the tests cannot be prepared: cannot install --target ")
-    assert said.endswith("\n  fix: lock the group package-tests anew: python -m ci bump --tools\n")
+    assert said.endswith("\n  fix: lock the group package-tests again: python -m ci bump --tools\n")
     assert list(temporary.iterdir()) == []
 
 

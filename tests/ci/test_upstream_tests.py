@@ -1,4 +1,4 @@
-"""``python -m tests.upstream``: real processes with small tests, and stand-ins for MLX and this package that differ where they are told."""
+"""``python -m tests.upstream``: real processes with small tests, and stubs for MLX and this package that differ where they are told."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ DIFFER = [name for name, (without, with_) in FOUND.items() if without == "pass" 
 
 @pytest.fixture
 def tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of tests, beside the stand-ins, which the processes find, and a table of known differences without rows."""
+    """A folder of tests, beside the stubs, which the processes find, and a table of known differences without rows."""
     for name, text in {"mlx/__init__.py": "", "mlx/core.py": CORE, "mlx_cuda.py": OURS}.items():
         sources.write(tmp_path / "site", {name: text.encode()})
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
