@@ -77,7 +77,7 @@ def build_wheel(
         command += [f"--config-setting={key}={value}" for key, value in settings.items()]
         status = process.run([*command, matrix.REPOSITORY], env=environment, show=True).returncode
         if status:
-            raise CheckFailed("the build failed; the compiler's words are above")
+            raise CheckFailed("the build failed; the compiler's output is above")
         (wheel,) = Path(partial).glob("*.whl")
         return Path(shutil.move(wheel, output / wheel.name))
 

@@ -24,7 +24,7 @@ def toolchain(platform: matrix.Platform) -> Path | None:
         return None
     path = TOOLCHAINS / f"{platform.name}.cmake"
     if not path.is_file():
-        raise EnvironmentProblem(f"nothing here compiles for {platform.name}", fix=f"build on a machine of it ({platform.runner})")
+        raise EnvironmentProblem(f"this machine has no compiler for {platform.name}", fix=f"build on a machine of it ({platform.runner})")
     (name,) = re.findall(r"set\(CMAKE_CXX_COMPILER (\S+)\)", path.read_text("utf-8"))
     if shutil.which(name) is None:
         target, _, language = name.rpartition("-")  # Debian and Ubuntu name a package g++-aarch64-linux-gnu

@@ -165,7 +165,7 @@ def _mlx(wanted: str, check: bool) -> int:
 
     old, packages = pinned(matrix.REPOSITORY)
     if not old:
-        raise EnvironmentProblem("ci/matrix/matrix.toml pins no MLX", fix="leave --mlx out: it is for projects that are built for one")
+        raise EnvironmentProblem("ci/matrix/matrix.toml pins no MLX", fix="omit --mlx: it is for projects that are built for one")
     if wanted == NEWEST:
         mlx = newest(packages, matrix.load().platforms, on_index)
     else:

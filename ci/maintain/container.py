@@ -58,7 +58,7 @@ def build(output: Path, variables: Mapping[str, str], *, mount: bool) -> None:
         checkout.export("HEAD", tree)
         command = [sys.executable, "-m", "cibuildwheel", "--platform", "linux", "--output-dir", str(output.resolve())]
         if process.run(command, cwd=tree, env=variables, show=True).returncode:
-            raise CheckFailed("cibuildwheel failed; its words are above")
+            raise CheckFailed("cibuildwheel failed; its output is above")
 
 
 def debian(suite: str) -> str:
@@ -81,7 +81,7 @@ def debian(suite: str) -> str:
             done = process.run(command, stderr=subprocess.STDOUT)
             if done.returncode:
                 console.say("\n".join(done.stdout.splitlines()[-20:]))
-                raise EnvironmentProblem(f"{command[0]} could not make {name}", fix="its last words are above")
+                raise EnvironmentProblem(f"{command[0]} could not make {name}", fix="its last output is above")
     return name
 
 

@@ -87,9 +87,9 @@ def build_in(tree: Path, how: Surroundings, selection: Sequence[str], output: Pa
     arguments = [sys.executable, "-m", "ci", *command, *selection, "--output", str(output)]
     status = process.run(arguments, cwd=tree, env=variables, umask=how.umask, show=True).returncode
     if status == EnvironmentProblem.exit_code:
-        raise EnvironmentProblem(f"build {how.name} could not be made", fix="its last words are above")
+        raise EnvironmentProblem(f"build {how.name} could not be made", fix="its last output is above")
     if status:
-        raise CheckFailed(f"build {how.name} failed; its last words are above")
+        raise CheckFailed(f"build {how.name} failed; its last output is above")
 
 
 def _selector() -> str:
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     selection = [*(part for version in args.cuda or () for part in ("--cuda", version))]
     selection += [] if args.arch == ["declared"] else ["--arch", *args.arch]
     if args.container and selection:
-        raise EnvironmentProblem("the container builds the whole matrix", fix="leave --cuda and --arch out, or --container")
+        raise EnvironmentProblem("the container builds the whole matrix", fix="omit --cuda and --arch, or --container")
     if args.against and not args.against.is_file():
         raise EnvironmentProblem(f"cannot read {args.against}", fix="check the path")
     if args.container:  # fail at once, and not after the clone

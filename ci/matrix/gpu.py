@@ -59,7 +59,7 @@ def driver_version() -> str:
         raise EnvironmentProblem(f"the driver's version cannot be queried ({error})", fix=f"install {name}, a part of the driver") from None
     version = ctypes.create_string_buffer(_VERSION_BYTES)
     if nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(version, _VERSION_BYTES):
-        raise EnvironmentProblem("the driver does not tell its version", fix="see that nvidia-smi works")
+        raise EnvironmentProblem("the driver does not report its version", fix="check that nvidia-smi works")
     return version.value.decode()
 
 

@@ -73,11 +73,11 @@ def entry(version: Version, text: str) -> Entry:
     found = next((entries[name] for name in names if name in entries), None)
     fix = f"move what is new from [{UNRELEASED}] to `## [{version.base_version}] - YYYY-MM-DD`"
     if found is None or not (found.text or found.name == UNRELEASED):
-        raise CheckFailed(f"CHANGELOG.md says nothing of {version}\n  fix: {fix}")
+        raise CheckFailed(f"CHANGELOG.md has no entry for {version}\n  fix: {fix}")
     if found.date is None and not version.is_prerelease:
-        raise CheckFailed(f"CHANGELOG.md has no date of {version}\n  fix: ## [{version}] - YYYY-MM-DD")
+        raise CheckFailed(f"CHANGELOG.md has no date for {version}\n  fix: ## [{version}] - YYYY-MM-DD")
     if found.date and found.date > (today := datetime.now(_FIRST).date()):
         raise CheckFailed(
-            f"CHANGELOG.md dates {found.name} {found.date}, which is to come\n  fix: ## [{found.name}] - {today}, or the day of its tag"
+            f"CHANGELOG.md dates {found.name} {found.date}, in the future\n  fix: ## [{found.name}] - {today}, or the day of its tag"
         )
     return found

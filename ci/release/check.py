@@ -47,4 +47,4 @@ def show(dist: Dist) -> None:
     for entry in dist.entries:
         table.add_row(entry.name, entry.platform, entry.build, f"{entry.size / 2**20:.2f}", entry.sha256[:16])
     console.show(table)
-    print("nothing found: this release may go out")
+    print("no problem found: this release can be published")

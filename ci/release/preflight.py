@@ -63,7 +63,7 @@ def _tried(part: Callable[[], Iterator[Violation]]) -> Iterator[Violation]:
 
 def _tag(version: Version, tag: str | None) -> Iterator[Violation]:
     if tag != f"v{version}":
-        fix = "tag the commit that says it; python -m ci release stamp VERSION makes another say another"
+        fix = "tag the commit with that version; python -m ci release stamp VERSION changes the version"
         yield finding("tag", f"the tag is {tag or 'missing'}, expected v{version}, which pyproject.toml says", fix)
 
 

@@ -47,7 +47,7 @@ def against(version: Version, index: Index, files: Sequence[Remote], *, tags: Co
 def report(findings: Sequence[Violation]) -> None:
     """CheckFailed with every finding, if there are any."""
     if findings:
-        raise CheckFailed("\n  ".join(["this release may not go out:", *map(str, findings)]))
+        raise CheckFailed("\n  ".join(["this release cannot be published:", *map(str, findings)]))
 
 
 def refuse_yanked(version: Version, files: Sequence[Remote]) -> None:

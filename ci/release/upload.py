@@ -58,7 +58,7 @@ def plan(dist: Dist, files: Sequence[Remote]) -> Plan:
     foreign = {remote.name for remote in files if remote.version == dist.version} - {entry.name for entry in dist.entries}
     problems += [f"{name}: is on the index under {dist.version}, but no file of this release" for name in sorted(foreign)]
     if problems:
-        fix = "an index never takes other bytes under a name that was used: find out whose files these are, and release a new version"
+        fix = "an index accepts no other bytes under a used name: find out whose files these are, and release a new version"
         raise CheckFailed("\n  ".join([f"version {dist.version} is on the index already, and differs:", *problems, f"fix: {fix}"]))
     refuse_yanked(dist.version, files)
     present, missing = (tuple(entry for entry in dist.entries if (entry.name in there) is wanted) for wanted in (True, False))
@@ -78,9 +78,7 @@ def sign(paths: Sequence[Path]) -> None:
     except AmbientCredentialError as error:
         raise EnvironmentProblem(f"no identity to sign with: {error}", fix="give the job `permissions: id-token: write`") from error
     if identity is None:  # the tool would open a browser, and sign with a person's name
-        raise EnvironmentProblem(
-            "no identity to sign with: attestations are made in the publishing workflow", fix="leave --attestations out"
-        )
+        raise EnvironmentProblem("no identity to sign with: attestations are made in the publishing workflow", fix="omit --attestations")
     command = [sys.executable, "-m", "pypi_attestations", "sign", *map(str, unsigned)]
     done = process.run(command)
     if done.returncode:

@@ -110,7 +110,7 @@ def _auditwheel(excludes: tuple[str, ...], plat: str) -> list[str]:
 
 def _delvewheel(wheel: Wheel, excludes: tuple[str, ...], plat: str) -> list[str]:
     if plat not in {"auto", *wheel.platforms}:
-        raise EnvironmentProblem(f"{wheel.path.name} is for Windows, not for {plat}", fix="leave --plat out")
+        raise EnvironmentProblem(f"{wheel.path.name} is for Windows, not for {plat}", fix="omit --plat")
     # --ignore-existing: a DLL that is in the wheel already is found there, instead of being looked for on PATH and copied again.
     return [sys.executable, "-m", "delvewheel", "repair", "--ignore-existing", "--exclude", os.pathsep.join(excludes)]
 

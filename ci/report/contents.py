@@ -81,7 +81,7 @@ class Component(NamedTuple):
     name: str
     version: str
     kind: str
-    licence: str
+    license: str
     hashed: bool  # pinned by a hash
 
 
@@ -244,6 +244,6 @@ def _bill(member: str, data: bytes) -> Bill:
 
 
 def _component(table: dict[str, Any]) -> Component:
-    licences = [each.get("expression") or each["license"].get("id") or each["license"]["name"] for each in table.get("licenses", [])]
+    licenses = [each.get("expression") or each["license"].get("id") or each["license"]["name"] for each in table.get("licenses", [])]
     hashed = any(each.get("hashes") for each in (table, *table.get("externalReferences", [])))
-    return Component(table["name"], table.get("version", ""), table["type"], ", ".join(licences), hashed)
+    return Component(table["name"], table.get("version", ""), table["type"], ", ".join(licenses), hashed)

@@ -174,5 +174,5 @@ def _translated(target: Path) -> Iterator[None]:
             raise uv.explain(os.strerror(errno.ENOSPC), error.errno) from error
         fix = "make the folder writable, or set MLX_CUDA_TOOLKITS to one that is"
         if error.errno in {errno.EEXIST, errno.ENOTDIR, errno.ELOOP}:
-            fix = f"remove or mend what is in the place of the folder {target.parent}, or set MLX_CUDA_TOOLKITS to another"
+            fix = f"remove what is at {target.parent}, or set MLX_CUDA_TOOLKITS to another directory"
         raise EnvironmentProblem(f"{target.name} cannot be written: {error}", fix=fix) from error

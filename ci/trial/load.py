@@ -95,7 +95,7 @@ def check(wheel: Path, *, pythons: Sequence[str] = (), images: Sequence[str] = (
         in_image = [engine, "run", "--rm", "--network=none", f"--volume={folder}:/load:ro"]
         loaded += [load(Path("/load"), [*in_image, image, "python3"]) for image in images]
     if not all(loaded):
-        raise CheckFailed(f"{wheel.name} does not load; the loader's words are above")
+        raise CheckFailed(f"{wheel.name} does not load; the loader's message is above")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -59,6 +59,6 @@ def run(args: argparse.Namespace) -> int:
     described = json.loads(query(target, f"runs/{target.number}"))
     if reason := objection(described, target, itself=args.run_id == os.environ.get("GITHUB_RUN_ID")):
         fix = f"start wheels.yml on a branch of {target.repository}, and wait for its end"
-        raise CheckFailed(f"the artifacts of {target} are not executed here: {reason}\n  fix: {fix}")
+        raise CheckFailed(f"the artifacts of {target} may not run here: {reason}\n  fix: {fix}")
     print(f"{target}: {described['event']} of {described.get('head_branch')}, {described['path']}")
     return 0

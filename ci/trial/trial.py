@@ -275,10 +275,10 @@ def asked(args: argparse.Namespace) -> list[Case]:
 
 def run(args: argparse.Namespace) -> int:
     if args.row and (args.extra or args.python):
-        raise EnvironmentProblem("a row says which Python and extra it is", fix="leave --extra and --python out")
+        raise EnvironmentProblem("a row says which Python and extra it is", fix="omit --extra and --python")
     cases = declared(" ".join(args.row).split()) if args.row else asked(args)
     if args.benchmark and not cases[0].on_gpu:
-        raise EnvironmentProblem("a benchmark needs a GPU", fix="leave --benchmark out")
+        raise EnvironmentProblem("a benchmark needs a GPU", fix="omit --benchmark")
     with _workspace(keep=args.keep) as folder:
         wheels = artifacts.obtain(args.target, folder / "downloaded", repository=args.repository)
         environments = [Fresh.make(folder / f"environment-{number}", case.python) for number, case in enumerate(cases, 1)]

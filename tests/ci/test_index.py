@@ -176,7 +176,7 @@ def test_rehearsals_of_before_stand_in_nobodys_way(page: Page) -> None:
 
 def test_findings_are_told_together() -> None:
     standing.report([])
-    with pytest.raises(CheckFailed, match=r"^this release may not go out:\n  a: b\n    fix: c\n  d: e\n    fix: f$"):
+    with pytest.raises(CheckFailed, match=r"^this release cannot be published:\n  a: b\n    fix: c\n  d: e\n    fix: f$"):
         standing.report([standing.finding("a", "b", "c"), standing.finding("d", "e", "f")])
 
 
@@ -271,7 +271,7 @@ def test_a_strangers_file_under_our_version(tmp_path: Path, page: Page) -> None:
     page.add(NAME)
     with pytest.raises(CheckFailed) as failure:
         plan(dist := complete(make_dist(tmp_path)), page.index.files(MATRIX.name))
-    fix = "an index never takes other bytes under a name that was used: find out whose files these are, and release a new version"
+    fix = "an index accepts no other bytes under a used name: find out whose files these are, and release a new version"
     assert str(failure.value).split("\n  ") == [
         f"version {VERSION} is on the index already, and differs:",
         f"{NAME}: the index has other bytes, sha256 {'0' * 64}, expected {dist.entries[-1].sha256}",

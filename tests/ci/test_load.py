@@ -75,7 +75,7 @@ def test_a_missing_symbol_of_the_system(
     module = member(world, CU13)
     assert b"GLIBC_2.14\0" in changed[module] or pytest.skip("this compiler asks for no versioned memcpy")
     changed[module] = _newer(changed[module])
-    with pytest.raises(CheckFailed, match=f"^{wheel.name} does not load; the loader's words are above$"):
+    with pytest.raises(CheckFailed, match=f"^{wheel.name} does not load; the loader's message is above$"):
         load.check(write_wheel(tmp_path / "damaged" / wheel.name, changed), pythons=[sys.executable])
     assert "GLIBC_9.99" in capfd.readouterr().err
 

@@ -180,7 +180,7 @@ def test_the_drivers_version(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("driver", [FakeDriver(init=9), FakeDriver(answer=1)], ids=["not loaded", "no answer"])
 def test_a_driver_that_does_not_tell_its_version(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: driver)
-    with pytest.raises(EnvironmentProblem, match="does not tell its version\n  fix: see that nvidia-smi works"):
+    with pytest.raises(EnvironmentProblem, match="does not report its version\n  fix: check that nvidia-smi works"):
         gpu.driver_version()
 
 

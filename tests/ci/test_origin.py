@@ -107,7 +107,7 @@ def gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gh:
     ("answer", "code", "words"),
     [
         (OWN, 0, f"run 7 of owner/name: push of main, {WHEELS}\n"),
-        ({**OWN, "event": "pull_request"}, 1, "error: the artifacts of run 7 of owner/name are not executed here: it was started by"),
+        ({**OWN, "event": "pull_request"}, 1, "error: the artifacts of run 7 of owner/name may not run here: it was started by"),
         (
             {**OWN, "conclusion": "failure"},
             1,

@@ -249,8 +249,8 @@ def test_the_entry_of_a_candidate_goes_before_its_releases() -> None:
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        ("1.2.3.5", r"has no date of 1\.2\.3\.5\n  fix: ## \[1\.2\.3\.5\] - YYYY-MM-DD"),
-        ("1.2.3.6", r"says nothing of 1\.2\.3\.6\n  fix: move what is new from \[Unreleased\] to `## \[1\.2\.3\.6\] - YYYY-MM-DD`"),
+        ("1.2.3.5", r"has no date for 1\.2\.3\.5\n  fix: ## \[1\.2\.3\.5\] - YYYY-MM-DD"),
+        ("1.2.3.6", r"has no entry for 1\.2\.3\.6\n  fix: move what is new from \[Unreleased\] to `## \[1\.2\.3\.6\] - YYYY-MM-DD`"),
     ],
 )
 def test_versions_without_an_entry(version: str, said: str) -> None:
@@ -260,7 +260,7 @@ def test_versions_without_an_entry(version: str, said: str) -> None:
 
 def test_an_entry_that_says_nothing() -> None:
     text = TEXT.replace("### Fixed\n\n- this\n", "").replace("### Added\n\n- coming\n", "")
-    with pytest.raises(CheckFailed, match="says nothing"):
+    with pytest.raises(CheckFailed, match="has no entry"):
         changelog.entry(Version("1.2.3.4"), text)
     assert changelog.entry(Version("1.2.3.6.dev1"), text).text == "", "nothing has happened yet"
 
@@ -339,7 +339,7 @@ def test_a_date_that_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(CheckFailed) as failure:
             changelog.entry(Version(version), TEXT)
         fix = "## [1.2.3.4] - 2026-01-01, or the day of its tag"
-        assert str(failure.value) == f"CHANGELOG.md dates 1.2.3.4 2026-01-02, which is to come\n  fix: {fix}"
+        assert str(failure.value) == f"CHANGELOG.md dates 1.2.3.4 2026-01-02, in the future\n  fix: {fix}"
     assert changelog.entry(Version("1.2.3.4"), TEXT.replace("2026-01-02", "2026-01-01")).date == date(2026, 1, 1)
 
 

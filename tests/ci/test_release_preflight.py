@@ -81,7 +81,7 @@ def hold(monkeypatch: pytest.MonkeyPatch, *versions: str, on: str = "pypi") -> N
 
 
 def refused(tag: str | None = f"v{VERSION}", on: Index = PYPI) -> str:
-    with pytest.raises(CheckFailed, match="this release may not go out") as failure:
+    with pytest.raises(CheckFailed, match="this release cannot be published") as failure:
         preflight.preflight(on, tag=tag)
     return str(failure.value)
 
@@ -114,9 +114,9 @@ def test_everything_is_told_at_once(ready: Gh, monkeypatch: pytest.MonkeyPatch) 
     owner = "docs/factory/releasing.md, Set up a repository"
     here, stated = (f"https://github.{host}/{REPOSITORY}" for host in ("elsewhere", "example"))
     assert refused("v1").splitlines() == [
-        "this release may not go out:",
+        "this release cannot be published:",
         f"  tag: the tag is v1, expected v{VERSION}, which pyproject.toml says",
-        "    fix: tag the commit that says it; python -m ci release stamp VERSION makes another say another",
+        "    fix: tag the commit with that version; python -m ci release stamp VERSION changes the version",
         "  changelog: nothing is new",
         "    fix: write",
         "  variable: MLX_CUDA_GPU_RUNNER is not set: no machine with a GPU would try the wheels",
@@ -354,7 +354,7 @@ def test_the_command(ready: Gh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert cli.main([*arguments, "--tag", f"v{VERSION}"]) == 0
     assert capsys.readouterr().out == f"version {VERSION} may be built\n"
     assert cli.main([*arguments, "--tag", "v1"]) == 1
-    assert "error: this release may not go out:\n  tag: the tag is v1" in capsys.readouterr().err
+    assert "error: this release cannot be published:\n  tag: the tag is v1" in capsys.readouterr().err
     monkeypatch.setenv("GITHUB_REF_NAME", f"v{VERSION}")
     assert cli.main(arguments) == 1, "that could be a branch's name"
     monkeypatch.setenv("GITHUB_REF_TYPE", "tag")

@@ -238,7 +238,7 @@ def test_signing(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_signing_without_an_identity(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identities, "detect_credential", lambda _: None)
-    words = "no identity to sign with: attestations are made in the publishing workflow\n  fix: leave --attestations out"
+    words = "no identity to sign with: attestations are made in the publishing workflow\n  fix: omit --attestations"
     with pytest.raises(EnvironmentProblem, match=f"^{words}$"):
         sign(outside.dist.paths)
 

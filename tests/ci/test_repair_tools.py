@@ -218,7 +218,7 @@ def test_a_guard_that_no_root_has(wheel: Path, tool: Tool, tmp_path: Path, monke
 def test_a_tag_of_another_system(tool: Tool, wheel: Path, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match=r"is for Windows, not for manylinux_2_28_x86_64") as refusal:
         repair(wheel, tmp_path, plat="manylinux_2_28_x86_64")
-    assert refusal.value.fix == "leave --plat out"
+    assert refusal.value.fix == "omit --plat"
     assert not tool.calls
 
 

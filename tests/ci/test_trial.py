@@ -324,7 +324,7 @@ def test_a_gpu_that_is_required(repository: Path, wheel: Path, capfd: pytest.Cap
 
 def test_a_benchmark_needs_a_gpu(repository: Path, wheel: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["try", str(wheel), "--benchmark", str(tmp_path / "out.json")]) == 2
-    assert "error: a benchmark needs a GPU\n  fix: leave --benchmark out" in capfd.readouterr().err
+    assert "error: a benchmark needs a GPU\n  fix: omit --benchmark" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("with_gpu")
@@ -406,7 +406,7 @@ def test_rows_have_one_table_and_one_verdict(wheel: Path, capfd: pytest.CaptureF
         ),
         (["--row", "nonsense"], f"unknown row 'nonsense'\n  fix: use one of {ON_CPU.name}, {ON_HOPPER.name}"),
         (["--row", " "], "--row names no row\n  fix: give a name; `python -m ci matrix` prints them"),
-        (["--row", ON_CPU.name, "--extra", "cpu"], "a row says which Python and extra it is\n  fix: leave --extra and --python out"),
+        (["--row", ON_CPU.name, "--extra", "cpu"], "a row says which Python and extra it is\n  fix: omit --extra and --python"),
         (["--row", ON_CPU.name, "--python", HERE], "a row says which Python and extra it is"),
         (["--row", ON_CPU.name, "--row", ON_HOPPER.name, "--benchmark", "x.json"], "a benchmark needs a GPU"),
     ],

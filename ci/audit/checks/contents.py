@@ -82,7 +82,7 @@ def members(wheel: Wheel, policy: Policy) -> Findings:
 
 @check("audit it from a checkout of the commit that it was built from, or build it again from this one")
 def sources(wheel: Wheel, policy: Policy) -> Findings:
-    """The package's files and the licences are those of this checkout, all of them, byte-identical except for the stamped version."""
+    """The package's files and the licenses are those of this checkout, all of them, byte-identical except for the stamped version."""
     for member, path in sorted(policy.sources.items()):
         if member not in wheel.members:
             yield member, "is missing, expected the file of this checkout"
