@@ -88,7 +88,7 @@ def pythons(session: nox.Session) -> None:
     install_group(session, "package-tests")
     wheels = sorted(WHEELHOUSE.glob(WHEELS))
     if not wheels:
-        session.error("no wheel in wheelhouse/; cure: nox -s wheel")
+        session.error("no wheel in wheelhouse/; fix: nox -s wheel")
     session.install("--quiet", "--force-reinstall", "--no-deps", str(wheels[-1]))
     session.install("--quiet", f"{wheels[-1]}[cpu]")
     session.run("python", "-m", "pytest", "tests/package", *session.posargs)

@@ -39,13 +39,13 @@ def run(args: argparse.Namespace) -> int:
         from .record import Results
         from .timing import Settings, TorchEngine
     except ImportError as error:
-        raise ValueError(f"{error}\n  cure: {INSTALL}") from error
+        raise ValueError(f"{error}\n  fix: {INSTALL}") from error
 
     torch = import_torch(log, wanted=not (args.no_torch or args.alone))
     known = provenance.collect(args.argv, torch=torch, commit_name=args.commit, wheel=args.wheel, quick=args.quick)
     if not args.quick and (known["native"] is None or "error" in known["native"]):
         reason = "MLX sees no CUDA GPU" if known["native"] is None else known["native"]["error"]
-        raise ValueError(f"{reason}\n  cure: {ELSEWHERE}")
+        raise ValueError(f"{reason}\n  fix: {ELSEWHERE}")
     output = args.output or RESULTS / default_name(known)
     groups = list(dict.fromkeys(args.case or GROUPS))
     results = Results(known)
@@ -88,9 +88,9 @@ def prepare(args: argparse.Namespace) -> int:
         from .cases import GROUPS as CASES
         from .prepare import cache_folder, default_processes, jobs_of, prepare_all
     except ImportError as error:
-        raise ValueError(f"{error}\n  cure: {INSTALL}") from error
+        raise ValueError(f"{error}\n  fix: {INSTALL}") from error
     if not args.quick and not mx.cuda.is_available():
-        raise ValueError(f"MLX sees no CUDA GPU\n  cure: {ELSEWHERE}")
+        raise ValueError(f"MLX sees no CUDA GPU\n  fix: {ELSEWHERE}")
     jobs = jobs_of(list(dict.fromkeys(args.case or GROUPS)), lambda group: CASES[group](quick=args.quick))
     processes = args.processes or default_processes()
     log(f"{len(jobs)} cases in up to {processes} processes; what they compile goes to {cache_folder()}")

@@ -70,8 +70,8 @@ def rows(top: str) -> list[Row]:
     listed = [Row(tuple(names.split()), " ".join(words.split())) for names, words in found]
     there = {path.stem for path in (REPOSITORY / top).iterdir() if path.is_dir() or path.suffix == ".py"} - UNSAID
     if wrong := there ^ {part for row in listed for part in row.parts}:
-        cure = "give each part a row in the list, and take away the rows of what is gone"
-        raise CheckFailed(f"CONTRIBUTING.md's list and {top} differ in {', '.join(sorted(wrong))}\n  cure: {cure}")
+        fix = "give each part a row in the list, and take away the rows of what is gone"
+        raise CheckFailed(f"CONTRIBUTING.md's list and {top} differ in {', '.join(sorted(wrong))}\n  fix: {fix}")
     return listed
 
 
@@ -82,8 +82,8 @@ def uses(top: str, part: str) -> set[str]:
     for path in (path for path in files if path.suffix in SUFFIXES):
         up = r"\." * len(path.relative_to(REPOSITORY / top).parts)
         text = path.read_text("utf-8")
-        for module, names in re.findall(rf"^ *from {up}([a-z_]\w*)?[\w.]* import \(?([\w, \n]+)", text, re.MULTILINE):
-            found |= {module} if module else {each.split(" as ")[0].strip() for each in names.split(",")}
+        for module, *names in re.findall(rf"^ *from {up}([a-z_]\w*)?[\w.]* import (?:\(([\w, \n]+)|([\w, ]+))", text, re.MULTILINE):
+            found |= {module} if module else {each.split(" as ")[0].strip() for each in "".join(names).split(",")}
         for module, folder in re.findall(rf'^ *from {Path(top).name}\.(\w+)|^#include "(\w+)/', text, re.MULTILINE):
             found |= {module or folder}
     return found
@@ -97,7 +97,7 @@ def layers(top: str) -> list[list[Row]]:
     for _ in listed:
         depth |= {row: max((depth[other] + 1 for other in below[row]), default=0) for row in listed}
     if max(depth.values()) >= len(listed):
-        raise CheckFailed(f"parts of {top} use each other in a circle\n  cure: tests/ci/test_layers.py says which import or include it is")
+        raise CheckFailed(f"parts of {top} use each other in a circle\n  fix: tests/ci/test_layers.py says which import or include it is")
     found = [[row for row in listed if depth[row] == each] for each in range(max(depth.values()) + 1)]
     return [layer[i : i + BESIDE] for layer in found for i in range(0, len(layer), BESIDE)]
 

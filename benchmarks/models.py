@@ -123,7 +123,7 @@ def models_of_mlx_lm() -> Callable[[str], Any]:
     try:
         add_package()
     except ImportError as error:
-        raise SystemExit(f"{error}\n  cure: pip install mlx-lm") from error
+        raise SystemExit(f"{error}\n  fix: pip install mlx-lm") from error
 
     def load(name: str) -> Any:
         """Of mlx-lm, or of a package that has copies of its models."""

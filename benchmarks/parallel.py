@@ -17,7 +17,7 @@ def parallel_table(results: Sequence[Mapping[str, Any]]) -> str:
     alone = {each["model"]: each for each in all_of if each["gpus"] == 1}
     if not alone:
         names = ", ".join(sorted({each["model"] for each in all_of}))
-        raise ValueError(f"no results of one GPU for {names}\n  cure: give those of python -m benchmarks.models without mlx.launch too")
+        raise ValueError(f"no results of one GPU for {names}\n  fix: give those of python -m benchmarks.models without mlx.launch too")
     speeds = [f"{what}, tokens/s: {side}" for what in SPEEDS.values() for side in SIDES.values()]
     rest = ["peak memory of a GPU, MiB: MLX, patched", "tokens equal to one GPU's", "logit error: MLX, patched"]
     rows = [["model, prompt", "GPUs", *speeds, *rest]]

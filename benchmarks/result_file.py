@@ -37,7 +37,7 @@ def read(path: Path, kind: str = "", failure: type[Exception] = ValueError) -> d
         head, *cases = map(json.loads, path.read_text("utf-8").splitlines())
         found = head["kind"]
     except (ValueError, KeyError, TypeError) as error:
-        raise failure(f"{path} is no file of results: the first line says their kind, and each is JSON\n  cure: measure again") from error
+        raise failure(f"{path} is no file of results: the first line says their kind, and each is JSON\n  fix: measure again") from error
     if kind and found != kind:
-        raise failure(f"{path} has results of the kind {found}, not {kind}\n  cure: give another file")
+        raise failure(f"{path} has results of the kind {found}, not {kind}\n  fix: give another file")
     return {**head, "cases": cases}

@@ -53,15 +53,15 @@ def rows(named: Iterable[str], forms: Iterable[str]) -> list[Fetched]:
         known = places.known().get(name)
         folder = places.folder() / name if known else Path(name)
         if not (folder / "config.json").is_file():
-            cure = f"python -m tests.models fetch {name}" if known else f"name a folder, or one of {', '.join(places.known())}"
-            raise EnvironmentProblem(f"{folder} has no config.json", cure=cure)
+            fix = f"python -m tests.models fetch {name}" if known else f"name a folder, or one of {', '.join(places.known())}"
+            raise EnvironmentProblem(f"{folder} has no config.json", fix=fix)
         config = json.loads((folder / "config.json").read_text("utf-8"))
         if "quantization" in config:
-            raise EnvironmentProblem(f"{folder} is quantized already", cure="name the model in 16 bits: its forms are made here")
+            raise EnvironmentProblem(f"{folder} is quantized already", fix="name the model in 16 bits: its forms are made here")
         title = known.title if known else folder.resolve().name
         for form in forms:
             if form not in FORMS:
-                raise EnvironmentProblem(f"unknown form {form!r}", cure=f"one of {', '.join(FORMS)}")
+                raise EnvironmentProblem(f"unknown form {form!r}", fix=f"one of {', '.join(FORMS)}")
             own = config | ({"quantization": FORMS[form]} if FORMS[form] else {})
             shape = config["model_type"], own
             found += [Fetched(f"{title}, {form}, {weights} weights", shape, folder, weights) for weights in (REAL, RANDOM)]

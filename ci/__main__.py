@@ -49,11 +49,11 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of all commands, or of one, whose module alone is imported: what publishes runs next to nothing else."""
     parser = argparse.ArgumentParser(
         prog="python -m ci",
-        description=f"Build, repair and prove the wheels of {load().name}.",
-        epilog="Exit codes: 0 ok, 1 the check failed, 2 usage or environment.",
+        description=f"Build, repair, check and publish the wheels of {load().name}.",
+        epilog="Exit codes: 0 success, 1 a check failed, 2 usage or environment.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help="one of these; COMMAND --help says more")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help="one of these; COMMAND --help has its options")
     for title, group in GROUPS.items():
         lines = []
         for name, place in group.items():

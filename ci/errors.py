@@ -1,6 +1,6 @@
 """The two ways a factory command fails, each with its exit code.
 
-Exit codes of ``python -m ci``: 0 ok; 1 the check failed (:class:`CheckFailed`); 2 usage or environment (:class:`EnvironmentProblem`).
+Exit codes of ``python -m ci``: 0 success; 1 a check failed (:class:`CheckFailed`); 2 usage or environment (:class:`EnvironmentProblem`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class CheckFailed(CiError):
 
 
 class EnvironmentProblem(CiError):
-    """The command could not do its work here; ``cure`` is the line that helps."""
+    """The command could not do its work here; ``fix`` is the line that helps."""
 
     exit_code = 2
 
-    def __init__(self, message: str, *, cure: str | None = None) -> None:
+    def __init__(self, message: str, *, fix: str | None = None) -> None:
         super().__init__(message)
-        self.cure = cure
+        self.fix = fix
 
     def __str__(self) -> str:
         message = super().__str__()
-        return f"{message}\n  cure: {self.cure}" if self.cure else message
+        return f"{message}\n  fix: {self.fix}" if self.fix else message
 
 
 def ending(command: Callable[[], int]) -> int:
@@ -47,8 +47,8 @@ def ending(command: Callable[[], int]) -> int:
             if (error.name or "").partition(".")[0] == __package__:  # ours: no environment lacks it
                 raise
             groups = " ".join(f"-r requirements/{name}.txt" for name in ("factory", "release"))
-            cure = f"python -m pip install --require-hashes {groups}"
-            raise EnvironmentProblem(f"the module {error.name} is not installed", cure=cure) from error
+            fix = f"python -m pip install --require-hashes {groups}"
+            raise EnvironmentProblem(f"the module {error.name} is not installed", fix=fix) from error
     except CiError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -47,8 +47,8 @@ def patiently(rename: Callable[[Path], object], target: Path, pauses: tuple[floa
 
 
 @contextmanager
-def whole(path: Path, *, cure: str = "free space, or give another folder") -> Iterator[Path]:
-    """Write to the path that this gives: it is renamed to `path` once on disk, so that nobody ever sees half a file."""
+def whole(path: Path, *, fix: str = "free space, or give another folder") -> Iterator[Path]:
+    """Write to the path that this gives: it is renamed to `path` once on disk, so that no reader sees half a file."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def whole(path: Path, *, cure: str = "free space, or give another folder") -> It
         if not WINDOWS:  # a folder cannot be opened there
             _sync(path.parent, os.O_RDONLY)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}", cure=cure) from error
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror or error}", fix=fix) from error
 
 
 def write_changed(path: Path, data: bytes) -> None:

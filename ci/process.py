@@ -17,7 +17,7 @@ class TookTooLong(EnvironmentProblem):
     """A program did not end in the time that it had."""
 
 
-def run(command: Sequence[str | Path], *, cure: str | None = None, show: bool = False, **options: Any) -> CompletedProcess[str]:
+def run(command: Sequence[str | Path], *, fix: str | None = None, show: bool = False, **options: Any) -> CompletedProcess[str]:
     """What came of a program, whatever its exit code; with `show` it has spoken on stderr. Options are `subprocess.run`'s."""
     name, *arguments = map(str, command)
     streams = {"stdout": _STDERR if show else subprocess.PIPE, "stderr": None if show else subprocess.PIPE}
@@ -25,19 +25,19 @@ def run(command: Sequence[str | Path], *, cure: str | None = None, show: bool = 
     try:
         return subprocess.run([name, *arguments], check=False, encoding="utf-8", errors="replace", **(streams | options))
     except subprocess.TimeoutExpired as error:
-        raise TookTooLong(f"{name} has not ended in {error.timeout:g} s", cure=cure or "run again") from error
+        raise TookTooLong(f"{name} has not ended in {error.timeout:g} s", fix=fix or "run again") from error
     except OSError as error:
         missing = isinstance(error, FileNotFoundError) and error.filename == name
         said = "is not installed" if missing else f"cannot be run: {error.strerror or error}"
-        raise EnvironmentProblem(f"{name} {said}", cure=cure or f"install {name}") from error
+        raise EnvironmentProblem(f"{name} {said}", fix=fix or f"install {name}") from error
 
 
-def output(command: Sequence[str | Path], *, cure: str, said: str = "", missing: str | None = None, **options: Any) -> str:
+def output(command: Sequence[str | Path], *, fix: str, said: str = "", missing: str | None = None, **options: Any) -> str:
     """What a program prints. Where it fails that is an EnvironmentProblem with its first line, after `said` or its name."""
-    done = run(command, cure=missing, **options)
+    done = run(command, fix=missing, **options)
     if done.returncode:
         words = (done.stderr or done.stdout or f"exit code {done.returncode}").strip()
-        raise EnvironmentProblem("{}: {}".format(said or f"{command[0]} failed", words.partition("\n")[0]), cure=cure)
+        raise EnvironmentProblem("{}: {}".format(said or f"{command[0]} failed", words.partition("\n")[0]), fix=fix)
     return done.stdout
 
 

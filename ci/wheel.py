@@ -1,6 +1,6 @@
-"""``python -m ci wheel``: all stages: toolkits, build, repair, audit, and a table.
+"""``python -m ci wheel``: run all stages: toolkits, build, repair and audit, and print a table.
 
-The wheel reaches the output folder only if all is well.
+The wheel is written to the output directory only on success.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def show(facts: WheelFacts, seconds: dict[str, float]) -> None:
     table.add_row("tag", " ".join(facts.tags))
     table.add_row("size", f"{facts.size / 2**20:.2f} MiB of {matrix.load().size_budget_mib} MiB")
     table.add_row("device code", f"{facts.device.size / 2**20:.2f} MiB in {len(facts.device.fatbins)} fatbins")
-    table.add_row("machine code", " ".join(f"sm_{arch}" for arch in facts.device.sass) or "none")
+    table.add_row("SASS", " ".join(f"sm_{arch}" for arch in facts.device.sass) or "none")
     table.add_row("PTX", " ".join(f"compute_{arch}" for arch in facts.device.ptx) or "none")
     for module in facts.modules:
         table.add_section()
@@ -105,8 +105,6 @@ def run(args: argparse.Namespace) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_selection(parser)
-    parser.add_argument("-o", "--output", type=Path, default=Path("wheelhouse"), help="folder for the wheel (default: wheelhouse)")
-    parser.add_argument(
-        "--plat", default="auto", metavar="TAG", help="platform tag to prove (default: the best that this machine's glibc earns)"
-    )
+    parser.add_argument("-o", "--output", type=Path, default=Path("wheelhouse"), help="output directory (default: wheelhouse)")
+    parser.add_argument("--plat", default="auto", metavar="TAG", help="platform tag (as auditwheel --plat; default: auto)")
     console.add_json(parser, "facts and seconds")

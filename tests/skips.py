@@ -77,7 +77,7 @@ class Judge:
         for (file, reason), number in found.items():
             line(f"UNDECLARED SKIP [{number}] {file}: {reason}", red=True)
         if found:
-            line(f"cure: give {self.place} what is missing, or declare the skip in tests/skips.toml", red=True)
+            line(f"fix: give {self.place} what is missing, or declare the skip in tests/skips.toml", red=True)
         for row in self.stale():
             line(f"STALE in tests/skips.toml: nothing of {row.tests} was skipped because of {row.reason}")
 

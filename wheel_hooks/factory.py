@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     try:
         folder = environment()
     except RuntimeError:
-        print("error: the user has no home directory, where the factory is kept\n  cure: set XDG_CACHE_HOME to a folder", file=sys.stderr)
+        print("error: the user has no home directory, where the factory is kept\n  fix: set XDG_CACHE_HOME to a folder", file=sys.stderr)
         return 2
     if not ((folder / COMPLETE).is_file() and Path(python_of(folder)).is_file()) and (code := make(folder)):
         return code
@@ -49,7 +49,7 @@ def make(folder: Path) -> int:
     interpreter = choose_interpreter(sys.executable, sys.version_info[:2], Path("/opt/python"))
     if interpreter is None:
         needed = ".".join(map(str, OLDEST))
-        print(f"error: /opt/python holds no final Python {needed} or newer\n  cure: run this script with one", file=sys.stderr)
+        print(f"error: /opt/python holds no final Python {needed} or newer\n  fix: run this script with one", file=sys.stderr)
         return 2
     shutil.rmtree(folder, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-uv-") as tools:

@@ -51,7 +51,7 @@ def ended(code: int, text: str) -> dict[str, str]:
     """Why a process gave no result, and which side it was at."""
     lines = text.strip().splitlines()
     sides = [line.removeprefix(BEGINS) for line in lines if line.startswith(BEGINS)]
-    told = [line for line in lines if not line.startswith("  cure: ")]
+    told = [line for line in lines if not line.startswith("  fix: ")]
     reason = f"crashes: {signal.Signals(-code).name}" if code < 0 else told[-1] if told else f"ended with {code}"
     return {"failed": reason, "side": sides[-1] if sides else "none"}
 
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         known = families()
     except ImportError as error:
-        print(f"error: {error}\n  cure: pip install 'mlx-cuda[cu13]' mlx-lm, and start from the root of the checkout", file=sys.stderr)
+        print(f"error: {error}\n  fix: pip install 'mlx-cuda[cu13]' mlx-lm, and start from the root of the checkout", file=sys.stderr)
         return 2
     if unknown := set(args.family or known) - set(known):
         print(f"error: mlx_lm.models has no model called {', '.join(sorted(unknown))}, or it is left out: {LEFT_OUT}", file=sys.stderr)

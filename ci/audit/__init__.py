@@ -1,8 +1,8 @@
-"""``python -m ci audit``: prove that finished wheels are what they claim to be.
+"""``python -m ci audit``: check repaired wheels against the checkout.
 
-Reports everything in them that is not as declared, one line each; docs/factory/audit.md lists the checks. A wheel is only read, never
-installed or run, so that any machine can audit the wheels of any platform. Exit codes: 0 nothing wrong, 1 violations found or an archive
-that no tool should unpack, 2 not a readable wheel, or nothing wrong as far as could be seen: a toolkit root is not installed or damaged.
+Prints each difference from the declared contents on one line; docs/factory/audit.md lists the checks. Wheels are only read, never installed
+or run, so any machine can audit the wheels of any platform. Exit codes: 0 no violation, 1 violations, or an archive that no tool should
+unpack, 2 not a readable wheel, or no violation found but a toolkit root is missing or damaged.
 """
 
 # Every command imports this module; the libraries that read binaries are imported only when there is something to audit.
@@ -36,7 +36,7 @@ class Violation:
     member: str  # "" for the wheel as a whole
     check: str
     message: str  # what is wrong, what was expected
-    cure: str = ""
+    fix: str = ""
 
     @property
     def unseen(self) -> bool:
@@ -47,7 +47,7 @@ class Violation:
         from ..console import visible
 
         said = visible(": ".join(filter(None, (self.wheel, self.member, self.check, self.message))))
-        return f"{said}\n    cure: {visible(self.cure)}" if self.cure else said
+        return f"{said}\n    fix: {visible(self.fix)}" if self.fix else said
 
 
 def audit_wheel(
@@ -77,7 +77,7 @@ def describe(path: Path) -> WheelFacts:
 
 def examine(wheel: Wheel, cuda: Sequence[str], arch: Sequence[str], checks: Collection[str] | None = None) -> Iterator[Violation]:
     """What is wrong with a wheel, check by check as they are asked."""
-    from .checks import CHECKS, CURES
+    from .checks import CHECKS, FIXES
     from .policy import for_wheel
 
     policy = for_wheel(wheel, cuda=cuda, arch=arch)
@@ -86,16 +86,16 @@ def examine(wheel: Wheel, cuda: Sequence[str], arch: Sequence[str], checks: Coll
             continue
         try:
             for member, message in check(wheel, policy):
-                yield Violation(wheel.path.name, member, identifier, message, CURES[identifier])
+                yield Violation(wheel.path.name, member, identifier, message, FIXES[identifier])
         except CheckFailed as error:
-            yield Violation(wheel.path.name, "", identifier, str(error), CURES[identifier])
+            yield Violation(wheel.path.name, "", identifier, str(error), FIXES[identifier])
         except EnvironmentProblem as error:  # one that cannot look loses nothing of the others
-            yield Violation(wheel.path.name, "", identifier, f"{CANNOT_LOOK}{error.args[0]}", error.cure or CURES[identifier])
+            yield Violation(wheel.path.name, "", identifier, f"{CANNOT_LOOK}{error.args[0]}", error.fix or FIXES[identifier])
 
 
 def disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
     """The checks across wheels: those of one release must agree."""
-    from .checks import ACROSS, CURES
+    from .checks import ACROSS, FIXES
 
     def release(wheel: Wheel) -> tuple[str, str]:
         return wheel.project, str(wheel.version)
@@ -105,7 +105,7 @@ def disagreements(wheels: Sequence[Wheel]) -> Iterator[Violation]:
         for identifier, check in ACROSS.items():
             with suppress(CheckFailed):  # of a METADATA that is not UTF-8, which the wheel's own checks tell
                 for wheel, member, message in check(alike):
-                    yield Violation(wheel.path.name, member, identifier, message, CURES[identifier])
+                    yield Violation(wheel.path.name, member, identifier, message, FIXES[identifier])
 
 
 def _install_roots(wheel: Wheel) -> None:
@@ -119,10 +119,10 @@ def _install_roots(wheel: Wheel) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a finished (repaired) wheel; several of one release are compared")
-    add("--cuda", action="append", default=[], metavar="VERSION", help="it holds the module of this CUDA version only (repeatable)")
-    add("--arch", type=_architectures, default=(), metavar="LIST", help="the GPUs it was built for, such as 90 or 80,compute_80")
-    add("--install", action="store_true", help="first install the toolkit roots that the audit reads, where they are missing")
+    add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a repaired wheel; wheels of one release are also compared with each other")
+    add("--cuda", action="append", default=[], metavar="VERSION", help="expect only the module of this CUDA version (repeatable)")
+    add("--arch", type=_architectures, default=(), metavar="LIST", help="expect code for these GPUs, such as 90 or 80,compute_80")
+    add("--install", action="store_true", help="first install missing toolkit roots that the audit reads")
     add("--json", action="store_true", help="print facts and violations as JSON")
 
 
@@ -149,6 +149,9 @@ def run(args: argparse.Namespace) -> int:
         found = {"wheels": [asdict(facts(wheel)) for wheel in wheels], "violations": [asdict(each) for each in violations]}
         print(json.dumps(found, indent=2))
     else:
+        for wheel in wheels:
+            if wheel.sbom not in wheel.members:  # first: it explains most of the others
+                print(f"{wheel.path.name}: not repaired: it has no SBOM\n    fix: python -m ci repair {wheel.path}")
         for violation in violations:
             print(violation)
         for wheel in wheels if not violations else ():

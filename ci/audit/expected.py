@@ -10,26 +10,36 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from ..build.description import dynamic_metadata
+from ..errors import EnvironmentProblem
 from ..wheelfile.wheel import Wheel
 
 GENERATOR = re.compile(r"^Generator: scikit-build-core \d+(\.\d+)*$", re.MULTILINE)
+REQUIRED = {"name", "version", "description", "license", "license-files", "requires-python"}  # keys of pyproject.toml's [project]
+OPTIONAL = {"keywords", "classifiers", "dependencies", "optional-dependencies", "dynamic"}
 LONGEST, MOST = 160, 20  # characters of a line that is shown, and such lines
 
 
 def metadata(project: Mapping[str, Any], version: str) -> str:
     """METADATA, of pyproject.toml's table `project`."""
+    if missing := sorted(REQUIRED - project.keys()):
+        raise EnvironmentProblem(f"pyproject.toml: [project] lacks {', '.join(missing)}, which the audit needs", fix="add it")
+    if unknown := sorted(project.keys() - REQUIRED - OPTIONAL):
+        raise EnvironmentProblem(
+            f"pyproject.toml: the audit does not support {', '.join(unknown)} in [project]",
+            fix="remove it, or write its lines of METADATA in ci/audit/expected.py",
+        )
     dynamic = dynamic_metadata({}, {"version": version})
     lines = [
         *("Metadata-Version: 2.4", f"Name: {project['name']}", f"Version: {version}", f"Summary: {project['description']}"),
-        f"Keywords: {','.join(project['keywords'])}",
+        *(f"Keywords: {','.join(words)}" for words in [project.get("keywords")] if words),
         f"License-Expression: {project['license']}",
         *(f"License-File: {each}" for each in project["license-files"]),
-        *(f"Classifier: {each}" for each in project["classifiers"]),
+        *(f"Classifier: {each}" for each in project.get("classifiers", [])),
         *(f"Project-URL: {name}, {address}" for name, address in dynamic["urls"].items()),
         f"Requires-Python: {project['requires-python']}",
-        *(f"Requires-Dist: {Requirement(each)}" for each in project["dependencies"]),
+        *(f"Requires-Dist: {Requirement(each)}" for each in project.get("dependencies", [])),
     ]
-    for extra, requirements in project["optional-dependencies"].items():
+    for extra, requirements in project.get("optional-dependencies", {}).items():
         lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {Requirement(each)}; extra == "{extra}"' for each in requirements)]
     lines.append(f"Description-Content-Type: {dynamic['readme']['content-type']}")
     return "\n".join([*lines, "", dynamic["readme"]["text"]])

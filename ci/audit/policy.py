@@ -24,7 +24,7 @@ class Module:
     stem: str  # "mlx_cuda/_cu12"
     extra: str  # whose requirements supply its libraries; "" for those that are always installed
     libraries: tuple[Library, ...]
-    roots: tuple[str, ...]  # where the locked provider wheels lie
+    roots: tuple[str, ...]  # the roots of the locked provider wheels
 
     def holds(self, member: str) -> bool:
         return member.startswith(f"{self.stem}.") and "/" not in member.removeprefix(self.stem)
@@ -34,14 +34,14 @@ class Module:
 class Policy:
     mlx: str
     size_budget_mib: int
-    sources: Mapping[str, Path]  # the members that the checkout has: the package as it is there, and the licences
+    sources: Mapping[str, Path]  # the members that the checkout has: the package as it is there, and the licenses
     made: frozenset[str]  # those that the build, the packaging and the repair add, binaries and device code apart
     platform: Platform
     driver: str
     abis: tuple[str, ...]  # such as "cp310-abi3", any of them
     modules: tuple[Module, ...]
-    bundled: str  # a glob of the other binaries that may lie inside
-    libraries_file: str  # the member that tells the package where its libraries lie
+    bundled: str  # a glob of the other binaries that are allowed
+    libraries_file: str  # the member with the package's list of libraries
     libraries: Mapping[str, Any]  # and what it must say
     metadata: str  # the text of METADATA
     compiler: Compilers  # of the host code
@@ -66,7 +66,7 @@ def platform_of(wheel: Wheel, matrix: Matrix) -> Platform:
             return platform
     raise EnvironmentProblem(
         f"{wheel.path.name}: nothing is declared for the platform {wheel.platforms[0]}",
-        cure=f"give a wheel for {', '.join(matrix.platforms)}",
+        fix=f"give a wheel for {', '.join(matrix.platforms)}",
     )
 
 
@@ -95,7 +95,7 @@ def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = (
     matrix = load()
     device, inputs = _device(tuple(arch or ["declared"]))
     if unknown := sorted(set(cuda) - set(matrix.cuda)):
-        raise EnvironmentProblem(f"unknown CUDA version {', '.join(unknown)}", cure=f"use {' or '.join(matrix.cuda)}")
+        raise EnvironmentProblem(f"unknown CUDA version {', '.join(unknown)}", fix=f"use {' or '.join(matrix.cuda)}")
     chosen = [each for version, each in matrix.cuda.items() if not cuda or version in cuda]
     built = [each for each in (*chosen, matrix.cpu) if each.module]
     pyproject = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))

@@ -25,7 +25,7 @@ class Supplied:
 
 @cache  # looking whether a root is whole asks for the size of each of its files
 def site(root: str, platform: Platform) -> Path:
-    """The site-packages folder of a toolkit root; an EnvironmentProblem with its cure where the root is not installed."""
+    """The site-packages folder of a toolkit root; an EnvironmentProblem with its fix where the root is not installed."""
     from ..toolkit import root_path
 
     return root_path(root, platform) / "site"
@@ -51,5 +51,5 @@ def exports(path: Path) -> dict[str, bool]:
         with path.open("rb") as stream:
             return elf.exports(stream)
     except (BinaryError, ValueError) as error:  # this one of an empty file
-        cure = "python -m ci toolkit verify, which says what to remove, then python -m ci toolkit install"
-        raise EnvironmentProblem(f"cannot read {path}: {error}", cure=cure) from error
+        fix = "python -m ci toolkit verify, which says what to remove, then python -m ci toolkit install"
+        raise EnvironmentProblem(f"cannot read {path}: {error}", fix=fix) from error

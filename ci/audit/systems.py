@@ -29,7 +29,7 @@ def manylinux(platform: str) -> Manylinux | None:
         from auditwheel.policy import WheelPolicies
     except ImportError as error:
         raise EnvironmentProblem(
-            f"auditing a Linux wheel needs auditwheel: {error}", cure="audit it on Linux, where auditwheel installs"
+            f"auditing a Linux wheel needs auditwheel: {error}", fix="audit it on Linux, where auditwheel installs"
         ) from error
     machine = re.search(r"x86_64|aarch64", platform)
     if not machine:

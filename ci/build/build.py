@@ -24,7 +24,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         action="append",
         choices=list(matrix.load().cuda),
         metavar="VERSION",
-        help=f"build the native module of this CUDA version only, repeatable (default: {', '.join(matrix.load().cuda)})",
+        help=f"build only the native module of this CUDA version; repeatable (default: {', '.join(matrix.load().cuda)})",
     )
     parser.add_argument(
         "--arch",
@@ -77,7 +77,7 @@ def build_wheel(
         command += [f"--config-setting={key}={value}" for key, value in settings.items()]
         status = process.run([*command, matrix.REPOSITORY], env=environment, show=True).returncode
         if status:
-            raise CheckFailed("the build failed; the compiler's words are above")
+            raise CheckFailed("the build failed; the compiler's output is above")
         (wheel,) = Path(partial).glob("*.whl")
         return Path(shutil.move(wheel, output / wheel.name))
 
@@ -91,5 +91,5 @@ def run(args: argparse.Namespace) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_selection(parser)
-    parser.add_argument("-o", "--output", type=Path, default=Path("dist"), help="folder for the wheel (default: dist)")
+    parser.add_argument("-o", "--output", type=Path, default=Path("dist"), help="output directory (default: dist)")
     parser.add_argument("-v", "--verbose", action="store_true", help="show every command")

@@ -18,7 +18,7 @@ from ..files import write_changed
 
 def _existing(path: Path) -> Path:
     if not path.exists():
-        raise EnvironmentProblem(f"the toolkit root lacks {path}", cure="python -m ci toolkit verify")
+        raise EnvironmentProblem(f"the toolkit root lacks {path}", fix="python -m ci toolkit verify")
     return path
 
 
@@ -52,7 +52,7 @@ def render(versions: Sequence[str], platform: matrix.Platform) -> str:
     ]
     for version in versions:
         if version not in declared.cuda:
-            raise EnvironmentProblem(f"unknown CUDA version {version!r}", cure=f"use {' or '.join(declared.cuda)}")
+            raise EnvironmentProblem(f"unknown CUDA version {version!r}", fix=f"use {' or '.join(declared.cuda)}")
         prefix = f"MLX_CUDA_{version.replace('.', '_')}"
         # A bracket argument takes the text as it is: $ORIGIN and spaces in paths need no escape.
         lines += [f"set({prefix}_{key} [==[{value}]==])" for key, value in _settings(declared.cuda[version], platform)]

@@ -24,12 +24,12 @@ def toolchain(platform: matrix.Platform) -> Path | None:
         return None
     path = TOOLCHAINS / f"{platform.name}.cmake"
     if not path.is_file():
-        raise EnvironmentProblem(f"nothing here compiles for {platform.name}", cure=f"build on a machine of it ({platform.runner})")
+        raise EnvironmentProblem(f"this machine has no compiler for {platform.name}", fix=f"build on a machine of it ({platform.runner})")
     (name,) = re.findall(r"set\(CMAKE_CXX_COMPILER (\S+)\)", path.read_text("utf-8"))
     if shutil.which(name) is None:
         target, _, language = name.rpartition("-")  # Debian and Ubuntu name a package g++-aarch64-linux-gnu
-        cure = f"apt-get install {language}-{target}"
-        raise EnvironmentProblem(f"{name} is not installed, which {platform.name} is built with here", cure=cure)
+        fix = f"apt-get install {language}-{target}"
+        raise EnvironmentProblem(f"{name} is not installed, which {platform.name} is built with here", fix=fix)
     return path
 
 
@@ -40,16 +40,14 @@ def tools_first() -> dict[str, str]:
 
 
 def judge(identifier: str, version: str, platform: matrix.Platform) -> None:
-    """Raise :class:`CheckFailed`, with the cure, unless ci/matrix/matrix.toml declares this compiler, as CMake names and numbers it."""
+    """Raise :class:`CheckFailed`, with the fix, unless ci/matrix/matrix.toml declares this compiler, as CMake names and numbers it."""
     declared = matrix.load().compilers[platform.system]
     if identifier == declared.id and version in declared:
         return
-    cure = f"install g++ {declared.minimum} or newer, and name it in CXX if it is not the first on PATH"
+    fix = f"install g++ {declared.minimum} or newer, and name it in CXX if it is not the first on PATH"
     if platform.system == "windows":
-        cure = (
-            f"install Visual Studio {declared.studio} with C++ toolset {declared.toolset}, and build in: python -m ci msvc-env -- COMMAND"
-        )
-    raise CheckFailed(f"the C++ compiler is {identifier} {version}, expected {declared} for {platform.name}\n  cure: {cure}")
+        fix = f"install Visual Studio {declared.studio} with C++ toolset {declared.toolset}, and build in: python -m ci msvc-env -- COMMAND"
+    raise CheckFailed(f"the C++ compiler is {identifier} {version}, expected {declared} for {platform.name}\n  fix: {fix}")
 
 
 def main(identifier: str, version: str, platform: str) -> int:

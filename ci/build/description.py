@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 
 from ..matrix import REPOSITORY, load
 
-# Code, which is passed over; or what stands before the target of a link or a picture, in Markdown or in HTML, and one without a scheme.
+# Code, which is skipped; or the text before the target of a link or a picture, in Markdown or in HTML, and one without a scheme.
 _LINKS = re.compile(
     r"""
     ^```.*?^``` | `[^`\n]+` |

@@ -1,8 +1,7 @@
-"""``python -m ci msvc-env``: run a command where CMake finds the declared C++ compiler.
+"""``python -m ci msvc-env``: run a command in an environment in which CMake finds the declared C++ compiler.
 
-On Windows that is a developer prompt of Visual Studio's, with the declared toolset and with Ninja: it compiles on all cores, where MSBuild
-takes one file after another. Elsewhere the command is run as it is. Its exit code is this one's. Example:
-python -m ci msvc-env -- python -m cibuildwheel
+On Windows, that is a developer prompt of Visual Studio with the declared toolset and with Ninja, which compiles on all cores. On other
+systems the command runs unchanged. Exits with the command's exit code. Example: python -m ci msvc-env -- python -m cibuildwheel
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ def studio(declared: matrix.Compilers) -> Path:
     """The newest installed Visual Studio of the declared major version that has the C++ tools, whatever its edition."""
     program = Path(os.environ.get("PROGRAMFILES(X86)", "C:/Program Files (x86)"), VSWHERE)
     query = ["-latest", "-products", "*", "-version", f"[{declared.studio},{declared.studio + 1})", "-requires", TOOLS]
-    cure = f"install Visual Studio {declared.studio}, or its Build Tools, with the component {TOOLS}"
-    said = "Visual Studio cannot be asked for"
-    path = process.output([program, *query, "-property", "installationPath", "-utf8"], said=said, cure=cure, missing=cure).strip()
+    fix = f"install Visual Studio {declared.studio}, or its Build Tools, with the component {TOOLS}"
+    said = "Visual Studio cannot be queried"
+    path = process.output([program, *query, "-property", "installationPath", "-utf8"], said=said, fix=fix, missing=fix).strip()
     if not path:
-        raise EnvironmentProblem(f"no Visual Studio {declared.studio} with C++ tools is installed", cure=cure)
+        raise EnvironmentProblem(f"no Visual Studio {declared.studio} with C++ tools is installed", fix=fix)
     return Path(path)
 
 
@@ -43,7 +42,7 @@ def toolset(folder: Path, declared: matrix.Compilers) -> str:
     if not fitting:
         raise EnvironmentProblem(
             f"{folder} has no C++ toolset {declared.toolset}, but {', '.join(found) or 'none'}",
-            cure=f"add the MSVC build tools v{declared.toolset} for x64 with the Visual Studio Installer",
+            fix=f"add the MSVC build tools v{declared.toolset} for x64 with the Visual Studio Installer",
         )
     return fitting[-1]
 
@@ -61,7 +60,7 @@ def developer(declared: matrix.Compilers) -> dict[str, str]:
     told = cmd(f'"{batch}" amd64 -vcvars_ver={version} >&2 && "{sys.executable}" -I -c "{TELL}"')
     environment: dict[str, str] = json.loads(told or "{}")
     if (found := environment.get("VCTOOLSVERSION", "none")) != version:
-        raise EnvironmentProblem(f"{batch} has set up toolset {found}, expected {version}", cure="start outside of any developer prompt")
+        raise EnvironmentProblem(f"{batch} has set up toolset {found}, expected {version}", fix="start outside of any developer prompt")
     # By name: a g++ that stands on PATH too is not CMake's first choice then, whatever their order.
     return environment | {"CMAKE_GENERATOR": "Ninja", "CXX": "cl"}
 
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     name, *arguments = args.line
     program = shutil.which(name, path=environment.get("PATH"))  # of the prompt: Windows would look in this process's
     if program is None:
-        raise EnvironmentProblem(f"{name} is not found", cure="give a program that is on PATH, after --")
+        raise EnvironmentProblem(f"{name} is not found", fix="give a program that is on PATH, after --")
     return subprocess.run([program, *arguments], check=False, env=environment).returncode
 
 

@@ -1,12 +1,12 @@
-"""``python -m ci device``: compile the device code alone, as the wheels of all platforms take it.
+"""``python -m ci device``: compile the device code, for the wheels of all platforms.
 
-Every kernel is compiled ahead of time for the declared GPUs into one folder: a fatbin for each source, and a manifest with digests. A build
-takes such a folder, instead of compiling, where MLX_CUDA_DEVICE_CODE names it. What was compiled before comes from a store in the user's
-cache; MLX_CUDA_DEVICE_STORE moves it, or 'off'. CMAKE_BUILD_PARALLEL_LEVEL says how many compilers run at once. Exit codes: 0 ok, 1 a
-source does not compile, 2 usage or environment.
+Compiles every kernel ahead of time for the declared GPUs, into one directory: a fatbin for each source, and a manifest of SHA-256 digests.
+A build with MLX_CUDA_DEVICE_CODE set to that directory uses it instead of compiling. Compiled code is cached in the user's cache;
+MLX_CUDA_DEVICE_STORE names another directory, or 'off'. CMAKE_BUILD_PARALLEL_LEVEL sets the number of compilers at once. Exit codes: 0
+success, 1 a source does not compile, 2 usage or environment.
 """
 
-# NVRTC turns a source into PTX, ptxas turns that into the machine code of each GPU, nvFatbin packs both. All three are of one locked root
+# NVRTC turns a source into PTX, ptxas turns that into the SASS of each GPU, nvFatbin packs both. All three are of one locked root
 # and run without a GPU. The result does not depend on the platform or on the CUDA major of the module that loads it, so it is made once.
 # The CMake build calls ``python -m ci.device`` in the isolated environment of any build front end, so this package imports no more than
 # ``tomli`` and ``platformdirs``.
@@ -32,7 +32,7 @@ def make(
     sources = plan.sources(requested)
     if unknown := {*only} - {each.name for each in sources}:
         known = ", ".join(each.name for each in sources)
-        raise EnvironmentProblem(f"no source for these GPUs is called {', '.join(sorted(unknown))}", cure=f"use one of {known}")
+        raise EnvironmentProblem(f"no source for these GPUs is called {', '.join(sorted(unknown))}", fix=f"use one of {known}")
     sources = [each for each in sources if not only or each.name in only]
     given = os.environ.get(PREBUILT)
     made = manifest.take(Path(given), sources, output) if given else build(sources, output, store.chosen(output))
@@ -48,10 +48,10 @@ def make(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--arch", nargs="+", default=["declared"], help="'declared' in the matrix, 'native', or GPUs such as 90, or compute_80 for PTX")
-    add("--source", nargs="+", default=(), metavar="NAME", help="these alone, such as flash, to see whether they compile")
-    add("-o", "--output", type=Path, default=Path("build/device"), help="folder for fatbins and manifest (default: %(default)s)")
+    add("--source", nargs="+", default=(), metavar="NAME", help="only these sources, such as flash, to test that they compile")
+    add("-o", "--output", type=Path, default=Path("build/device"), help="output directory (default: %(default)s)")
     add("--header", type=Path, help="also write a C++ header with the manifest's digest")
-    add("--depfile", type=Path, help="also write the list of what was read, for a build system")
+    add("--depfile", type=Path, help="also write a dependency file for the build system")
 
 
 def run(args: argparse.Namespace) -> int:

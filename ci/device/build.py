@@ -26,8 +26,8 @@ class Step:
     title: str
     key: str
     source: plan.Source
-    architecture: str = ""  # of machine code or PTX; of neither: the fatbin
-    front: str = ""  # of machine code: the key of its PTX
+    architecture: str = ""  # of SASS or PTX; of neither: the fatbin
+    front: str = ""  # of SASS: the key of its PTX
     needs: tuple[str, ...] = ()
 
     @property

@@ -36,7 +36,7 @@ def tools() -> Tools:
         # NVRTC lies beside its builtins, and beside another build of it, "alt".
         found = sorted(path for path in root.glob(pattern) if not re.search("builtins|[.]alt[.]", path.name))
         if not found:
-            raise EnvironmentProblem(f"the toolkit root {root} lacks {pattern}", cure="python -m ci toolkit verify")
+            raise EnvironmentProblem(f"the toolkit root {root} lacks {pattern}", fix="python -m ci toolkit verify")
         return found[0]
 
     return Tools(
@@ -102,7 +102,7 @@ def compile_ptx(using: Tools, source: Path, architecture: str, own_include: Path
 
 
 def assemble(using: Tools, ptx: bytes, architecture: str, name: str) -> bytes:
-    """Turn PTX into the machine code of a GPU."""
+    """Turn PTX into the SASS of a GPU."""
     with tempfile.TemporaryDirectory(prefix=f"{matrix.load().name}-ptxas-") as folder:
         source, image = Path(folder, "source.ptx"), Path(folder, "image.cubin")
         source.write_bytes(ptx)
@@ -119,7 +119,7 @@ def assemble(using: Tools, ptx: bytes, architecture: str, name: str) -> bytes:
 
 
 class NvFatbin:
-    """The nvFatbin calls that pack machine code and PTX into one fatbin."""
+    """The nvFatbin calls that pack SASS and PTX into one fatbin."""
 
     def __init__(self, library: Path) -> None:
         self._lib = _load(library)

@@ -78,16 +78,16 @@ def write(output: Path, sources: Sequence[plan.Source], fatbins: Mapping[str, by
 
 
 def take(folder: Path, sources: Sequence[plan.Source], output: Path) -> Manifest:
-    """Take finished device code from another build, once it is proved to be whole and of this very tree."""
-    cure = "compile it from this commit (python -m ci device), or unset MLX_CUDA_DEVICE_CODE"
+    """Take finished device code from another build, after a check that it is complete and of this tree."""
+    fix = "compile it from this commit (python -m ci device), or unset MLX_CUDA_DEVICE_CODE"
     try:
         given = parse((folder / NAME).read_text("utf-8"))
         if given.inputs != inputs(sources) or set(given.fatbins) != {source.name for source in sources}:
-            raise EnvironmentProblem(f"the device code in {folder} was made from other sources, compilers or for other GPUs", cure=cure)
+            raise EnvironmentProblem(f"the device code in {folder} was made from other sources, compilers or for other GPUs", fix=fix)
         fatbins = {name: (folder / f"{name}.fatbin").read_bytes() for name in given.fatbins}
     except (OSError, ValueError) as error:
-        raise EnvironmentProblem(f"{folder} holds no device code: {error}", cure=cure) from None
+        raise EnvironmentProblem(f"{folder} holds no device code: {error}", fix=fix) from None
     for name, data in fatbins.items():
         if hashlib.sha256(data).hexdigest() != given.fatbins[name].sha256:
-            raise EnvironmentProblem(f"{folder / name}.fatbin is damaged: its digest is not the manifest's", cure=cure)
+            raise EnvironmentProblem(f"{folder / name}.fatbin is damaged: its digest is not the manifest's", fix=fix)
     return write(output, sources, fatbins)

@@ -34,7 +34,7 @@ class Source:
     root: Path  # src/, below which includes are looked for
     headers: tuple[Path, ...]
     targets: matrix.Targets
-    fronts: dict[str, str]  # of each GPU's machine code: the PTX that it is assembled from
+    fronts: dict[str, str]  # of each GPU's SASS: the PTX that it is assembled from
     tools: str  # the lock of the compilers and of the toolkit's headers
 
     @property
@@ -77,13 +77,13 @@ def sources(requested: Sequence[str], folder: Path | None = None) -> list[Source
             targets = declared if list(requested) == ["declared"] else device.narrowed(path.stem, requested)
         except ValueError:
             names = " ".join(requested)
-            cure = "use 'declared', 'native', numbers such as 90, or compute_80 for PTX"
-            raise EnvironmentProblem(f"unknown architectures {names!r}", cure=cure) from None
+            fix = "use 'declared', 'native', numbers such as 90, or compute_80 for PTX"
+            raise EnvironmentProblem(f"unknown architectures {names!r}", fix=fix) from None
         if targets.sass or targets.ptx:
             fronts = {architecture: declared.front(architecture) for architecture in targets.sass}
             found.append(Source(path, root, tuple(own_headers(path, [root])), targets, fronts, tools))
     if not found:
-        raise EnvironmentProblem(f"no kernel is for {' '.join(requested)}", cure="see [device] in ci/matrix/matrix.toml")
+        raise EnvironmentProblem(f"no kernel is for {' '.join(requested)}", fix="see [device] in ci/matrix/matrix.toml")
     return found
 
 

@@ -60,9 +60,9 @@ class Store:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep an entry; whoever is interrupted leaves none."""
+        """Keep an entry; an interrupted process leaves none."""
         try:
-            with whole(self._path(key), cure=f"{VARIABLE}=off") as part:
+            with whole(self._path(key), fix=f"{VARIABLE}=off") as part:
                 part.write_bytes(hashlib.sha256(data).digest() + data)
         except EnvironmentProblem:
             if self.get(key) != data:  # Windows replaces no file that another process reads

@@ -31,7 +31,7 @@ class Remote:
     sha256: str
     size: int  # 0 where the index does not say, as those with pages of HTML alone
     url: str = field(default="", repr=False)
-    yanked: bool = False  # withdrawn: installers pass it over unless its very version is asked for
+    yanked: bool = False  # withdrawn: installers skip it unless its version is requested
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Index:
     simple: str
     timeout: float = 30  # seconds without a byte
     rehearsals: bool = True  # whether it gets versions that were never tagged
-    patience: float = 300  # seconds for which it is asked again while it is out of order
+    patience: float = 300  # seconds for which it is queried again while it fails
 
     def files(self, project: str, *, adding: bool = False) -> tuple[Remote, ...]:
         """What is there under the project's name: nothing, where the index says itself that it has nothing. `adding`: to upload more."""
@@ -49,12 +49,12 @@ class Index:
             return ()
         if page.status is ProjectStatus.QUARANTINED or (adding and page.status is ProjectStatus.ARCHIVED):
             said = f"{self.name} has {page.status} {project}{': ' * bool(page.status_reason)}{visible(page.status_reason or '')[:300]}"
-            raise EnvironmentProblem(f"{said}; it takes no file of it", cure="find out why, and have its owner or the index end it")
+            raise EnvironmentProblem(f"{said}; it takes no file of it", fix="find out why, and have its owner or the index end it")
         files = tuple(self._remote(package, project) for package in page.packages)
         for name, count in Counter(each.name for each in files).items():
             if count > 1:
-                cure = "ask its owner which of them is meant; do not use it until then"
-                raise EnvironmentProblem(f"{self.name} lists {name} {count} times", cure=cure)
+                fix = "ask its owner which one is right; do not use it until then"
+                raise EnvironmentProblem(f"{self.name} lists {name} {count} times", fix=fix)
         return files
 
     def fetch(self, remote: Remote, folder: Path) -> Path:
@@ -73,11 +73,11 @@ class Index:
     def _remote(self, package: DistributionPackage, project: str) -> Remote:
         name, digest = package.filename, package.digests.get("sha256", "").lower()  # hexadecimal: the case does not count
         if name in {"", ".", ".."} or set(name) & set("/\\") or not name.isprintable():
-            raise EnvironmentProblem(f"{self.name} lists a file that is called {name!r}", cure="do not use this index")
+            raise EnvironmentProblem(f"{self.name} lists a file that is called {name!r}", fix="do not use this index")
         if not digest:
-            raise EnvironmentProblem(f"{self.name} lists {name} without a sha256", cure="use an index that gives one")
+            raise EnvironmentProblem(f"{self.name} lists {name} without a sha256", fix="use an index that gives one")
         if not re.fullmatch("[0-9a-f]{64}", digest):
-            raise EnvironmentProblem(f"{self.name} lists {name} with the sha256 {digest!r}", cure="use an index that gives one")
+            raise EnvironmentProblem(f"{self.name} lists {name} with the sha256 {digest!r}", fix="use an index that gives one")
         return Remote(name, _version(name, project), digest, package.size or 0, package.url, package.is_yanked)
 
 
@@ -102,7 +102,7 @@ def named(name: str) -> Index:
         return Index(name, ("--repository-url", os.environ[upload]), os.environ[simple], rehearsals=rehearsals)
     if name not in {"pypi", "testpypi"}:
         raise EnvironmentProblem(
-            f"unknown index {name!r}", cure=f"use pypi, testpypi, a URL, or set {upload} and {simple} in the environment"
+            f"unknown index {name!r}", fix=f"use pypi, testpypi, a URL, or set {upload} and {simple} in the environment"
         )
     endpoint = urljoin(TEST_REPOSITORY, "/simple/") if rehearsals else PYPI_SIMPLE_ENDPOINT
     return Index(name, ("--repository", name), endpoint, rehearsals=rehearsals)

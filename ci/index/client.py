@@ -1,6 +1,6 @@
-"""What an index answers: asked again for minutes while it is out of order, and never taken for what it is not.
+"""What an index answers: queried again for minutes while it fails, and never misread.
 
-requests asks, and pypi-simple reads the pages. Decided here is which answers are a page of the simple API (PEP 503, 691), which of the
+requests queries, and pypi-simple reads the pages. Decided here is which answers are a page of the simple API (PEP 503, 691), which of the
 others may pass, and how long that is waited for: a login page that says 200 is no free name, and a restart is no reason to give up.
 """
 
@@ -37,7 +37,7 @@ ADDRESS = "check the address of the index, and what stands between it and this m
 
 
 class _Passing(Exception):
-    """What may soon be over. `after`: the seconds that the server asks for; `patience`: those for which it is asked at most."""
+    """What may soon be over. `after`: the seconds that the server requests; `patience`: the longest time to query it."""
 
     def __init__(self, why: str, *, after: float = 0, patience: float = float("inf")) -> None:
         super().__init__(why)
@@ -55,12 +55,12 @@ class _Answer:
 
 @dataclass(frozen=True)
 class Client:
-    """Asks one index."""
+    """Queries one index."""
 
     name: str
     simple: str  # the URL of the simple API
     timeout: float  # seconds without a byte
-    patience: float  # seconds for which an index that is out of order is asked again
+    patience: float  # seconds for which a failing index is queried again
 
     def page(self, project: str) -> ProjectPage | None:
         """The page of a project; None where the index says that it has none."""
@@ -82,18 +82,18 @@ class Client:
         """Write the bytes of a file."""
         answer = self._patiently(url, 20 * self.timeout, LARGEST_FILE)
         if answer.status != 200:
-            raise self._problem(f"it answers HTTP {answer.status} for {urlsplit(url).path}", _cure(answer.status))
+            raise self._problem(f"it answers HTTP {answer.status} for {urlsplit(url).path}", _fix(answer.status))
         stream.write(answer.body)
 
     def _patiently(self, url: str, seconds: float, most: int = 0) -> _Answer:
-        """Ask until there is an answer; each time for so many seconds at most, and so many bytes of a body: 0 leaves it there."""
+        """Query until there is an answer; each time for so many seconds at most, and so many bytes of a body: 0 leaves it there."""
         started, pause = time.monotonic(), 1.0
         while isinstance(said := _within(seconds, lambda: self._ask(url, most)), _Passing):
             wait = max(pause, said.after)
             if time.monotonic() - started + wait > min(self.patience, said.patience):
-                cure = f"wait for {said.after:.0f} s, then run again" if said.after else AGAIN
-                raise self._problem(str(said), cure) from said
-            say(f"{self.name}: {_line(said)}; it is asked again in {wait:.0f} s")
+                fix = f"wait for {said.after:.0f} s, then run again" if said.after else AGAIN
+                raise self._problem(str(said), fix) from said
+            say(f"{self.name}: {_line(said)}; retrying in {wait:.0f} s")
             time.sleep(wait)
             pause = min(2 * pause, LONGEST_PAUSE)
         return said
@@ -136,7 +136,7 @@ class Client:
     def _read(self, answer: _Answer, project: str) -> ProjectPage:
         """The page that an answer is, if it is one."""
         if answer.status != 200:
-            raise self._problem(f"it answers HTTP {answer.status}", _cure(answer.status))
+            raise self._problem(f"it answers HTTP {answer.status}", _fix(answer.status))
         try:
             if answer.kind == JSON:
                 page = ProjectPage.from_json_data(json.loads(answer.body), answer.url)
@@ -153,8 +153,8 @@ class Client:
             raise self._problem(f"its answer is no page of an index: {_first(error)}", ADDRESS) from error
         return page
 
-    def _problem(self, why: str, cure: str) -> EnvironmentProblem:
-        return EnvironmentProblem(f"cannot read the index {self.name}: {_line(why)}", cure=cure)
+    def _problem(self, why: str, fix: str) -> EnvironmentProblem:
+        return EnvironmentProblem(f"cannot read the index {self.name}: {_line(why)}", fix=fix)
 
 
 def _within(seconds: float, ask: Callable[[], _Answer]) -> _Answer | _Passing:
@@ -187,7 +187,7 @@ def _line(text: object) -> str:
     return visible(" ".join(str(text).split()))[:300]
 
 
-def _cure(status: int) -> str:
+def _fix(status: int) -> str:
     return "give the credentials of the index, in its address or in ~/.netrc" if status in {401, 403, 407} else ADDRESS
 
 

@@ -1,9 +1,9 @@
-"""``python -m ci bump``: build for another MLX, or with newer tools: move the version, the pins and the locks.
+"""``python -m ci bump``: change the version of MLX, or of the tools, with all pins and locks.
 
-Everything that names the pinned MLX moves together: the metadata and the extras, the matrix, the package's version (which becomes
-VERSION.1) and table, the toolkits and their locks, the locks of tools that hold MLX. With --tools, requirements/ is locked again to the
-newest that pyproject.toml's dependency groups allow and that is a week old; with --tools kept, only what an edit of the groups calls for
-moves. All of it is computed before the first file is written. Whether it works is for the build and the tests to say.
+--mlx changes everything that names the pinned MLX: metadata and extras, the matrix, the package's version (to VERSION.1) and table, the
+toolkits and their locks, and the locks of tools that contain MLX. --tools locks requirements/ again, to the newest releases that the
+dependency groups of pyproject.toml allow and that are a week old; --tools kept changes only what an edit of the groups needs. All files are
+computed before the first one is written. Build and test afterwards.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def pinned(root: Path) -> tuple[str, list[str]]:
 
     project: Any = tomlkit.parse((root / PROJECT).read_text("utf-8"))["project"]
     mlx = matrix.parse((root / MATRIX).read_text("utf-8")).mlx
-    requirements = list(map(Requirement, chain(project["dependencies"], *project["optional-dependencies"].values())))
+    requirements = list(map(Requirement, chain(project.get("dependencies", []), *project.get("optional-dependencies", {}).values())))
     return mlx, list(dict.fromkeys(each.name for each in requirements if str(each.specifier) == f"=={mlx}"))
 
 
@@ -63,7 +63,9 @@ def plan(root: Path, mlx: str, resolve: Resolve, relock: Relock) -> Bump:
 
     old, packages = pinned(root)
     if Version(mlx) < Version(old):
-        raise CheckFailed(f"mlx {mlx} is older than the pinned {old}: the next version has to sort above the last\n  cure: edit by hand")
+        raise CheckFailed(
+            f"mlx {mlx} is older than the pinned {old}: the next version has to sort above the last\n  fix: edit the files yourself"
+        )
     pins = {f"{package}=={old}": f"{package}=={mlx}" for package in packages}
     documents: dict[Path, Any] = {path: tomlkit.parse((root / path).read_text("utf-8")) for path in (PROJECT, MATRIX, TOOLKITS)}
     for document in documents.values():
@@ -99,7 +101,7 @@ def _says(file: Path, text: str) -> bool:
 
 def write(root: Path, texts: Mapping[Path, str]) -> None:
     for path, text in texts.items():
-        with whole(root / path, cure="git restore . puts back what was there") as part:
+        with whole(root / path, fix="git restore . puts back what was there") as part:
             part.write_text(text, encoding="utf-8", newline="\n")
 
 
@@ -146,10 +148,12 @@ def _repin(node: Any, pins: Mapping[str, str]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--mlx", metavar="VERSION", help="an MLX, or `newest`: the newest that all its packages have for all platforms")
-    tools_help = "the tools: `newest` (the default), or `kept`: those that are pinned, with what was added to or taken from pyproject.toml"
+    what.add_argument(
+        "--mlx", metavar="VERSION", help="a version, or `newest`: the newest that all of MLX's packages have for all platforms"
+    )
+    tools_help = "the tools: `newest` (default), or `kept`: the pinned versions, with the groups' additions and removals in pyproject.toml"
     what.add_argument("--tools", nargs="?", const=NEWEST, choices=[NEWEST, KEPT], help=tools_help)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if another MLX or other tools are due")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a newer MLX or newer tools are available")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -160,13 +164,15 @@ def _mlx(wanted: str, check: bool) -> int:
     from ..toolkit import lock
 
     old, packages = pinned(matrix.REPOSITORY)
+    if not old:
+        raise EnvironmentProblem("ci/matrix/matrix.toml pins no MLX", fix="omit --mlx: it is for projects that are built for one")
     if wanted == NEWEST:
         mlx = newest(packages, matrix.load().platforms, on_index)
     else:
         try:
             mlx = str(Version(wanted))
         except InvalidVersion:
-            raise EnvironmentProblem(f"{wanted!r} is no version", cure=f"give one such as {old}, or `{NEWEST}`") from None
+            raise EnvironmentProblem(f"{wanted!r} is no version", fix=f"give one such as {old}, or `{NEWEST}`") from None
     if check:
         print(f"mlx {mlx} is pinned" if mlx == old else f"mlx {old} is pinned, {mlx} is due")
         return mlx != old

@@ -15,7 +15,7 @@ def commit(name: str | None) -> str:
     if changes:
         raise EnvironmentProblem(
             f"the working tree differs from the commit in {len(changes.splitlines())} files, which no build of the commit would have",
-            cure="commit first, or add --commit HEAD to build the commit without the changes",
+            fix="commit first, or add --commit HEAD to build the commit without the changes",
         )
     return resolved.strip()
 
@@ -27,4 +27,4 @@ def export(name: str, folder: Path, *, umask: int = -1) -> None:
 
 
 def _git(*arguments: str, umask: int = -1) -> str:
-    return process.git(*arguments, cwd=matrix.REPOSITORY, umask=umask, cure="start from a git checkout, and name a commit of it")
+    return process.git(*arguments, cwd=matrix.REPOSITORY, umask=umask, fix="start from a git checkout, and name a commit of it")

@@ -1,7 +1,8 @@
-"""``python -m ci container``: make the Linux wheels of this commit with cibuildwheel, in a container.
+"""``python -m ci container``: build the Linux wheels of this commit with cibuildwheel, in a container.
 
-As the release makes them: by unmodified cibuildwheel on a clone of the commit, so that nothing of the working tree takes part. The finished
-wheel is loaded on an old and on the newest glibc. CIBW_* variables hold. Needs docker or podman, and the dependency group cibuildwheel.
+Builds as the release workflow does: with unmodified cibuildwheel, from a clone of the commit, without changes of the working tree. The
+finished wheel is loaded on an old and on the newest glibc. CIBW_* variables are honored. Needs docker or podman, and the dependency group
+cibuildwheel.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ def surroundings(image: str | None) -> dict[str, str]:
     variable = f"CIBW_MANYLINUX_{matrix.host_platform().machine.upper()}_IMAGE"
     variables = os.environ | ({variable: image} if image else {})
     if not find_spec("cibuildwheel"):
-        raise EnvironmentProblem("cibuildwheel is not installed", cure="install the dependency group 'cibuildwheel' of pyproject.toml")
+        raise EnvironmentProblem("cibuildwheel is not installed", fix="install the dependency group 'cibuildwheel' of pyproject.toml")
     engine = variables.get("CIBW_CONTAINER_ENGINE", "docker").partition(";")[0].strip()
     if not shutil.which(engine):
-        raise EnvironmentProblem(f"the container engine {engine} is not installed", cure="install it, or set CIBW_CONTAINER_ENGINE=podman")
+        raise EnvironmentProblem(f"the container engine {engine} is not installed", fix="install it, or set CIBW_CONTAINER_ENGINE=podman")
     # The image of pyproject.toml is fetched by cibuildwheel; one of the caller's own may be local, and is worth a look.
     given = variables.get(variable, "")
     if "/" in given and process.run([engine, "image", "inspect", given]).returncode:
-        raise EnvironmentProblem(f"{engine} has no image {given}", cure=f"{engine} pull {given}, build it, or name another")
+        raise EnvironmentProblem(f"{engine} has no image {given}", fix=f"{engine} pull {given}, build it, or name another")
     return dict(variables)
 
 
@@ -57,18 +58,18 @@ def build(output: Path, variables: Mapping[str, str], *, mount: bool) -> None:
         checkout.export("HEAD", tree)
         command = [sys.executable, "-m", "cibuildwheel", "--platform", "linux", "--output-dir", str(output.resolve())]
         if process.run(command, cwd=tree, env=variables, show=True).returncode:
-            raise CheckFailed("cibuildwheel failed; its words are above")
+            raise CheckFailed("cibuildwheel failed; its output is above")
 
 
 def debian(suite: str) -> str:
     """The name of an image with a Debian system and its python3, made with debootstrap where it is missing (about a minute)."""
     if shutil.which("podman") is None:
-        raise EnvironmentProblem(f"podman is needed to run Debian {suite}", cure="install podman, or give --load-in without a suite")
+        raise EnvironmentProblem(f"podman is needed to run Debian {suite}", fix="install podman, or give --load-in without a suite")
     name = f"localhost/debian-{suite}-python:1"
     if process.run(["podman", "image", "exists", name]).returncode == 0:
         return name
     if shutil.which("debootstrap") is None:
-        raise EnvironmentProblem(f"debootstrap is needed to make {name}", cure="apt-get install debootstrap, and run as root")
+        raise EnvironmentProblem(f"debootstrap is needed to make {name}", fix="apt-get install debootstrap, and run as root")
     with tempfile.TemporaryDirectory(prefix=f"{matrix.load().name}-image-") as folder:
         root, archive = Path(folder, "root"), Path(folder, "root.tar")
         packages = "python3,python3-venv,python3-pip,ca-certificates"
@@ -80,7 +81,7 @@ def debian(suite: str) -> str:
             done = process.run(command, stderr=subprocess.STDOUT)
             if done.returncode:
                 console.say("\n".join(done.stdout.splitlines()[-20:]))
-                raise EnvironmentProblem(f"{command[0]} could not make {name}", cure="its last words are above")
+                raise EnvironmentProblem(f"{command[0]} could not make {name}", fix="its last output is above")
     return name
 
 
@@ -101,8 +102,8 @@ def run(args: argparse.Namespace) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--image", metavar="NAME", help="build in this image instead of the one of pyproject.toml")
+    add("--image", metavar="NAME", help="container image (default: that of pyproject.toml)")
     add("--build", metavar="SELECTOR", help="cibuildwheel's builds, such as 'cp310-* cp313-*' (default: those of pyproject.toml)")
-    add("--cold", action="store_true", help="mount neither this machine's toolkits nor its store of device code")
-    add("--load-in", nargs="*", default=[OLD, NEW], metavar="SUITE", help="Debian suites to load it in, by podman (%(default)s)")
-    add("-o", "--output", type=Path, default=Path("wheelhouse"), help="folder for the wheels (default: %(default)s)")
+    add("--cold", action="store_true", help="do not mount this machine's toolkits and cache of device code")
+    add("--load-in", nargs="*", default=[OLD, NEW], metavar="SUITE", help="Debian suites that podman loads it in (default: %(default)s)")
+    add("-o", "--output", type=Path, default=Path("wheelhouse"), help="output directory (default: %(default)s)")

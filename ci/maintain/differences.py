@@ -24,16 +24,16 @@ class Difference:
 
 
 def differences(first: Path, second: Path) -> list[Difference]:
-    """Every member that differs in anything; none exactly when the files are the same to the byte."""
+    """Every member that differs in anything; none exactly if the files are byte-identical."""
     try:
         one, other = first.read_bytes(), second.read_bytes()
         if one == other:
             return []
         left, right = _members(first), _members(second)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot read {error.filename}: {error.strerror}", cure="check the path") from error
+        raise EnvironmentProblem(f"cannot read {error.filename}: {error.strerror}", fix="check the path") from error
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise EnvironmentProblem(f"{first} or {second} is not a readable wheel: {error}", cure="build or fetch it again") from error
+        raise EnvironmentProblem(f"{first} or {second} is not a readable wheel: {error}", fix="build or fetch it again") from error
     found = [Difference(name, (left.get(name, "absent"), right.get(name, "absent"))) for name in {**left, **right}]
     whole = Difference("", (_described(one), _described(other)))  # such as the members' order
     return [each for each in found if len({*each.sides}) > 1] or [whole]

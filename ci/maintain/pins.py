@@ -1,8 +1,8 @@
-"""``python -m ci pins``: hold each action that the workflows pin by a commit to the tag that stands beside it.
+"""``python -m ci pins``: check that each action's pinned commit is that of the tag in its comment.
 
-Asked is the action's own repository, by `git ls-remote`, which needs no token: the tag has to be there and to lead, where it is an
-annotated one through itself, to that very commit. So the commit is of that repository (one of a fork can be fetched through it, and no
-ref of its own leads there), and the version beside it is no mere word. A tag that was moved since it was pinned is found too.
+Queries the action's own repository with `git ls-remote`, which needs no token: the tag must exist and must name that commit, directly or as
+an annotated tag. So the commit belongs to that repository, not to a fork of it, and the version in the comment is right. A tag that was
+moved after pinning is also found.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def pins(texts: Iterable[tuple[str, str]]) -> list[Pin]:
             else:
                 problems.append(f"{name}: {line[0].strip()}")
     if problems:
-        cure = "uses: OWNER/NAME@COMMIT # TAG, with the commit of the tag in 40 digits"
-        raise CheckFailed("\n  ".join(["actions without a commit and its tag:", *problems, f"cure: {cure}"]))
+        fix = "uses: OWNER/NAME@COMMIT # TAG, with the commit of the tag in 40 digits"
+        raise CheckFailed("\n  ".join(["actions without a commit and its tag:", *problems, f"fix: {fix}"]))
     return sorted(found)
 
 
@@ -55,8 +55,8 @@ def tags(repository: str, server: str) -> dict[str, str]:
     url = f"{server.rstrip('/')}/{repository}"
     words = ["-c", "credential.helper=", "ls-remote", "--tags", "--", url]
     environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1"}
-    cure = "check the network, and that the repository is still there"
-    lines = process.git(*words, env=environment, timeout=_SECONDS, said=f"the tags of {url} cannot be asked for", cure=cure).splitlines()
+    fix = "check the network, and that the repository is still there"
+    lines = process.git(*words, env=environment, timeout=_SECONDS, said=f"the tags of {url} cannot be queried", fix=fix).splitlines()
     found = {name.removeprefix("refs/tags/"): commit for commit, _, name in (line.partition("\t") for line in lines)}
     # Behind an annotated tag, NAME^{} is what it leads to.
     return {name: found.get(f"{name}^{{}}", commit) for name, commit in found.items() if not name.endswith("^{}")}
@@ -74,14 +74,14 @@ def wrong(pin: Pin, known: dict[str, str]) -> str | None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--workflows", metavar="FOLDER", type=Path, default=WORKFLOWS, help="the folder of workflows (default: this project's)")
-    add("--server", metavar="URL", default=SERVER, help="where OWNER/NAME is below: another server, or a folder of clones (%(default)s)")
+    add("--workflows", metavar="FOLDER", type=Path, default=WORKFLOWS, help="directory of workflows (default: this project's)")
+    add("--server", metavar="URL", default=SERVER, help="server with OWNER/NAME below it, or a directory of clones (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
     files = sorted(path for pattern in ("*.yml", "*.yaml") for path in args.workflows.glob(pattern))
     if not files:
-        raise EnvironmentProblem(f"{args.workflows} has no workflow", cure="give a folder with some")
+        raise EnvironmentProblem(f"{args.workflows} has no workflow", fix="give a folder with some")
     repositories = defaultdict[str, list[Pin]](list)
     for pin in pins((path.name, path.read_text("utf-8")) for path in files):
         repositories[pin.repository].append(pin)
@@ -99,8 +99,8 @@ def run(args: argparse.Namespace) -> int:
             else:
                 print(f"{pin.repository} {pin.tag} {pin.commit}: the commit of the tag")
     if problems:
-        cure = "find out why (a tag that was moved is a warning), and pin the commit of a tag that was looked at"
-        raise CheckFailed("\n  ".join(["pinned commits that are not their tags':", *problems, *map(str, unknown), f"cure: {cure}"]))
+        fix = "find out why (a tag that was moved is a warning), and pin the commit of a tag that was looked at"
+        raise CheckFailed("\n  ".join(["pinned commits that are not their tags':", *problems, *map(str, unknown), f"fix: {fix}"]))
     if unknown:
-        raise EnvironmentProblem("\n  ".join([*(each.args[0] for each in unknown)]), cure=unknown[0].cure)
+        raise EnvironmentProblem("\n  ".join([*(each.args[0] for each in unknown)]), fix=unknown[0].fix)
     return 0

@@ -1,7 +1,7 @@
-"""``python -m ci prerelease``: print the pre-release of MLX that is coming, for the workflows.
+"""``python -m ci prerelease``: print the next pre-release of MLX, for the workflows.
 
-It is the newest version after the pinned one that all of MLX's packages have for all platforms, where that is a pre-release. Then
-`python -m ci bump --mlx VERSION` pins it in a checkout, to see early whether it holds.
+That is the newest version after the pinned one that all of MLX's packages have for all platforms, if it is a pre-release. `python -m ci
+bump --mlx VERSION` pins it in a checkout, to test early.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def coming(pinned: str, versions: set[Version]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--github", action="store_true", help="print the output `mlx` for GITHUB_OUTPUT, empty where there is none")
+    parser.add_argument("--github", action="store_true", help="print the output `mlx` for GITHUB_OUTPUT, empty if there is no pre-release")
 
 
 def run(args: argparse.Namespace) -> int:

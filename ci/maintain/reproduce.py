@@ -1,10 +1,10 @@
 """``python -m ci reproduce``: build a commit twice, in different surroundings, and compare the wheels.
 
-What must not matter is made different on purpose: the folders and their depth, the temporary folder, the path of the toolkits, umask,
-locale, time zone, hash seed and the number of parallel jobs. Builds of one environment have to be identical. Those in the container are
-made with another compiler, other headers and another platform tag than those on the host, and are compared with each other. The members
-that differ are named; what differs inside them is shown by diffoscope, where it is installed. Exit codes: 0 identical, 1 different or a
-build failed, 2 usage or environment.
+The two builds differ in what must not matter: directories and their depth, the temporary directory, the path of the toolkits, umask,
+locale, time zone, hash seed and the number of parallel jobs. Builds of one environment must be identical. Builds in the container have
+another compiler, other headers and another platform tag than those on the host, and are compared with each other. Files that differ are
+named; diffoscope, if it is installed, shows the differences inside them. Exit codes: 0 identical, 1 different or a build failed, 2 usage or
+environment.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Built:
 def compare(first: Built, second: Built) -> bool:
     """Tell how two wheels differ; whether they are the same."""
     found = differences(first.path, second.path)
-    verdict = "DIFFERENT" if found else "identical to the byte"
+    verdict = "DIFFERENT" if found else "byte-identical"
     print("\n  ".join([f"{first.name} and {second.name}: {verdict}", *map(str, found)]), flush=True)
     if found:
         explain(first.path, second.path)
@@ -87,9 +87,9 @@ def build_in(tree: Path, how: Surroundings, selection: Sequence[str], output: Pa
     arguments = [sys.executable, "-m", "ci", *command, *selection, "--output", str(output)]
     status = process.run(arguments, cwd=tree, env=variables, umask=how.umask, show=True).returncode
     if status == EnvironmentProblem.exit_code:
-        raise EnvironmentProblem(f"build {how.name} could not be made", cure="its last words are above")
+        raise EnvironmentProblem(f"build {how.name} could not be made", fix="its last output is above")
     if status:
-        raise CheckFailed(f"build {how.name} failed; its last words are above")
+        raise CheckFailed(f"build {how.name} failed; its last output is above")
 
 
 def _selector() -> str:
@@ -121,7 +121,7 @@ def make(name: str, how: Surroundings, selection: Sequence[str], output: Path) -
         build_in(tree, how, selection, made)
         wheels = sorted(made.glob("*.whl"))
         if len(wheels) != 1:
-            raise EnvironmentProblem(f"build {how.name} left {len(wheels)} wheels instead of one", cure="let CIBW_BUILD choose one")
+            raise EnvironmentProblem(f"build {how.name} left {len(wheels)} wheels instead of one", fix="let CIBW_BUILD choose one")
         seconds = time.monotonic() - start
         kept = output / how.name
         shutil.rmtree(kept, ignore_errors=True)
@@ -133,9 +133,9 @@ def run(args: argparse.Namespace) -> int:
     selection = [*(part for version in args.cuda or () for part in ("--cuda", version))]
     selection += [] if args.arch == ["declared"] else ["--arch", *args.arch]
     if args.container and selection:
-        raise EnvironmentProblem("the container builds the whole matrix", cure="leave --cuda and --arch out, or --container")
+        raise EnvironmentProblem("the container builds the whole matrix", fix="omit --cuda and --arch, or --container")
     if args.against and not args.against.is_file():
-        raise EnvironmentProblem(f"cannot read {args.against}", cure="check the path")
+        raise EnvironmentProblem(f"cannot read {args.against}", fix="check the path")
     if args.container:  # fail at once, and not after the clone
         container.surroundings(None)
     commit = checkout.commit(args.commit)
@@ -149,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_selection(parser)
     add = parser.add_argument
-    add("--commit", metavar="NAME", help="the commit to build (default: the one that is checked out, which must have no changes)")
-    add("--against", type=Path, metavar="WHEEL", help="build once only, and compare with this wheel")
+    add("--commit", metavar="NAME", help="commit to build (default: the current one, without uncommitted changes)")
+    add("--against", type=Path, metavar="WHEEL", help="build once, and compare with this wheel")
     add("--container", action="store_true", help="build in the container, by cibuildwheel, as python -m ci container does")
-    add("-o", "--output", type=Path, default=Path("build/reproduce"), metavar="FOLDER", help="keeps the wheels (default: %(default)s)")
+    add("-o", "--output", type=Path, default=Path("build/reproduce"), metavar="FOLDER", help="output directory (default: %(default)s)")

@@ -1,9 +1,9 @@
-"""``python -m ci resources``: what every kernel asks of a multiprocessor, by its machine code.
+"""``python -m ci resources``: print registers, spills and shared memory of each kernel.
 
-Registers, threads, shared memory that is its own, the stack frame (registers that were spilled, and arrays that could not be kept in
-them), and how many blocks it was written to have on one multiprocessor. They are checked against every GPU that takes the code
-(ci/matrix/gpus.toml), and printed as a table; no GPU is needed. The machine code comes from the store of what was compiled here.
-Exit codes: 0 ok, 1 a kernel asks for more than a GPU has, 2 usage or environment.
+Reads the SASS of each kernel for its registers, threads, static shared memory, stack frame (spilled registers, and arrays that do not fit
+in registers), and the number of blocks per multiprocessor that it is written for. The values are checked against every GPU that runs the
+code (ci/matrix/gpus.toml), and printed as a table; no GPU is needed. The SASS comes from the cache of compiled device code. Exit codes: 0
+success, 1 a kernel needs more than a GPU has, 2 usage or environment.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Kernel:
         return self.threads // 32 * -(-self.registers * 32 // UNIT) * UNIT
 
     def beyond(self, capability: dict[str, Any]) -> Iterator[str]:
-        """What it asks for and a multiprocessor has not."""
+        """What it needs and a multiprocessor does not have."""
         if self.registers > MOST_REGISTERS:
             yield f"{self.registers} registers a thread of {MOST_REGISTERS}"
         if self.shared > MOST_SHARED + SYSTEMS:
@@ -123,8 +123,8 @@ def all_kernels() -> list[Kernel]:
         for architecture in source.targets.sass:
             cubin, ptx = kept.get(source.sass_key(architecture)), kept.get(source.ptx_key(source.fronts[architecture]))
             if cubin is None or ptx is None:
-                missing = f"the store {kept.folder} has no machine code of {source.path.name} for sm_{architecture}"
-                raise EnvironmentProblem(missing, cure="python -m ci device")
+                missing = f"the store {kept.folder} has no SASS of {source.path.name} for sm_{architecture}"
+                raise EnvironmentProblem(missing, fix="python -m ci device")
             found += kernels(source.name, architecture, cubin, ptx.decode())
     return found
 
@@ -177,13 +177,13 @@ def _range(values: Iterable[int]) -> str:
 def updated(document: str, found: Sequence[Kernel]) -> str:
     """The document with both tables of these kernels."""
     if not REGION.search(document):
-        raise EnvironmentProblem("the document has no place for a table", cure="<!-- results: resources -->, <!-- end of results -->")
+        raise EnvironmentProblem("the document has no place for a table", fix="<!-- results: resources -->, <!-- end of results -->")
     made = {"gpus": gpu_table(), "resources": kernel_table(found)}
     return REGION.sub(lambda region: f"{region[1]}{made[region[2]]}\n{region[3]}", document)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--update", type=Path, metavar="DOCUMENT", help="put the tables into a document, such as docs/results/gpus.md")
+    parser.add_argument("--update", type=Path, metavar="DOCUMENT", help="write the tables into a document, such as docs/results/gpus.md")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -196,5 +196,5 @@ def run(args: argparse.Namespace) -> int:
         print(kernel_table(found))
     if problems := violations(found):
         raise CheckFailed("\n".join(problems))
-    print(f"{len(found)} kernels ask for no more than their GPUs have", file=sys.stderr)
+    print(f"{len(found)} kernels need no more than their GPUs have", file=sys.stderr)
     return 0

@@ -17,6 +17,7 @@ from packaging.dependency_groups import resolve_dependency_groups
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from ..errors import EnvironmentProblem
 from ..files import tomllib
 from ..matrix import load
 from ..toolkit import uv
@@ -39,7 +40,10 @@ _HASH = re.compile(r"sha256:([0-9a-f]+)")
 
 def groups(project: str) -> dict[str, tuple[str, ...]]:
     """The dependency groups of a pyproject.toml, each with what it includes."""
-    table = tomllib.loads(project)["dependency-groups"]
+    table = tomllib.loads(project).get("dependency-groups")
+    if not table:
+        fix = f"copy the groups that {FOLDER.name}/ was locked from, then change them"
+        raise EnvironmentProblem("pyproject.toml has no [dependency-groups]", fix=fix)
     return {name: tuple(dict.fromkeys(resolve_dependency_groups(table, name))) for name in table}
 
 
@@ -53,7 +57,7 @@ def read(root: Path) -> dict[Path, str]:
 
 
 def holds(before: str, after: str) -> bool:
-    """Whether a file says what the one made anew says: another uv words markers otherwise, and wheels are added to releases."""
+    """Whether a file says the same as the new one: another uv words markers otherwise, and wheels are added to releases."""
     declared = [text.partition("--only-binary")[0] for text in (before, after)]
     return declared[0] == declared[1] and not moved([before], [after]) and set(_HASH.findall(before)) <= set(_HASH.findall(after))
 

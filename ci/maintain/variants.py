@@ -1,8 +1,8 @@
 """``python -m ci variants``: experimental: make variant wheels (draft PEPs 825 and 850) from finished wheels.
 
-One for each CUDA version, which requires what its extra does, and the null variant, which requires what [cpu] does: an installer that knows
-the drafts picks by the driver. The payload stays the same to the byte. No release has them: docs/factory/variants.md
-says what they are good for.
+Makes one variant for each CUDA version, with the requirements of its extra, and the null variant, with those of [cpu]. An installer that
+implements the drafts chooses by the driver. All other files of a variant are byte-identical to the wheel's. No release has variants; see
+docs/factory/variants.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def requiring(metadata: bytes, extra: str) -> bytes:
     head, blank, text = metadata.partition(b"\n\n")
     head, count = re.subn(rb"(?m)^(Requires-Dist: [^;\n]+?) *; extra == ['\"]%s['\"]$" % extra.encode(), rb"\1", head)
     if not count:
-        raise CheckFailed(f"METADATA has no requirement of the extra {extra}\n  cure: give wheels that `python -m ci repair` finished")
+        raise CheckFailed(f"METADATA has no requirement of the extra {extra}\n  fix: give wheels that `python -m ci repair` finished")
     return head + blank + text
 
 
@@ -65,14 +65,17 @@ def write(wheel: Wheel, members: dict[str, bytes], target: Path) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("wheels", metavar="WHEEL", nargs="+", type=Path, help="finished wheels of one version")
-    parser.add_argument("-o", "--output", metavar="FOLDER", type=Path, required=True, help="the folder for the variants and their JSON")
+    parser.add_argument("-o", "--output", metavar="FOLDER", type=Path, required=True, help="output directory")
 
 
 def run(args: argparse.Namespace) -> int:
+    if empty := [extra.extra for extra in load().extras if not extra.requires]:
+        problem = f"the extra [{empty[0]}] of ci/matrix/matrix.toml requires nothing, so a variant for it would be the wheel itself"
+        raise EnvironmentProblem(problem, fix="variants are for projects whose extras all require packages")
     wheels = [read(path) for path in args.wheels]
     versions = {wheel.dist_info.removesuffix(".dist-info") for wheel in wheels}
     if len(versions) > 1:
-        raise EnvironmentProblem(f"these are wheels of {', '.join(sorted(versions))}", cure="give the wheels of one version")
+        raise EnvironmentProblem(f"these are wheels of {', '.join(sorted(versions))}", fix="give the wheels of one version")
     planned = [(wheel, label, members) for wheel in wheels for label, members in changes(wheel).items()]
     for wheel, label, members in planned:
         target = args.output / f"{wheel.path.stem}-{label}.whl"

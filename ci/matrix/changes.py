@@ -19,7 +19,7 @@ def since(revision: str) -> list[str]:
 
 
 def _git(*words: str, said: str) -> str:
-    return process.git(*words, cwd=REPOSITORY, said=said, cure=_HISTORY).removesuffix("\n")
+    return process.git(*words, cwd=REPOSITORY, said=said, fix=_HISTORY).removesuffix("\n")
 
 
 def needed(files: Iterable[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What the driver says about this machine's GPUs, asked without any package."""
+"""What the driver reports about this machine's GPUs, queried without any package."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _VERSION_BYTES = 80  # NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 
 
-def _driver(cure: str) -> ctypes.CDLL:
+def _driver(fix: str) -> ctypes.CDLL:
     """Return the driver's library, initialised and with at least one GPU."""
     try:
         driver = ctypes.CDLL(load().driver["windows" if sys.platform == "win32" else "linux"])
     except OSError as error:
-        raise EnvironmentProblem(f"no NVIDIA driver here ({error})", cure=cure) from None
+        raise EnvironmentProblem(f"no NVIDIA driver here ({error})", fix=fix) from None
     count = ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or count.value == 0:
-        raise EnvironmentProblem("the NVIDIA driver sees no GPU", cure=cure)
+        raise EnvironmentProblem("the NVIDIA driver sees no GPU", fix=fix)
     return driver
 
 
@@ -36,9 +36,9 @@ def extra() -> str:
     return max(fitting, key=lambda cuda: cuda.major).extra if fitting else load().cpu.extra
 
 
-def capabilities(cure: str = "name the architecture, for example --arch 90") -> tuple[int, ...]:
+def capabilities(fix: str = "name the architecture, for example --arch 90") -> tuple[int, ...]:
     """Return the compute capabilities of the GPUs here, such as ``(90,)``, in ascending order and once each."""
-    driver = _driver(cure)
+    driver = _driver(fix)
     count = ctypes.c_int()
     driver.cuDeviceGetCount(ctypes.byref(count))
     found = set()
@@ -56,10 +56,10 @@ def driver_version() -> str:
     try:
         nvml = ctypes.CDLL(name)
     except OSError as error:
-        raise EnvironmentProblem(f"the driver's version cannot be asked ({error})", cure=f"install {name}, a part of the driver") from None
+        raise EnvironmentProblem(f"the driver's version cannot be queried ({error})", fix=f"install {name}, a part of the driver") from None
     version = ctypes.create_string_buffer(_VERSION_BYTES)
     if nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(version, _VERSION_BYTES):
-        raise EnvironmentProblem("the driver does not tell its version", cure="see that nvidia-smi works")
+        raise EnvironmentProblem("the driver does not report its version", fix="check that nvidia-smi works")
     return version.value.decode()
 
 
@@ -68,9 +68,9 @@ def fits(row: Row) -> None:
     wanted = f"run the row {row.name} on a machine with a GPU of the family {row.gpu} and the driver {row.driver} or newer"
     others = [each for each in capabilities(wanted) if each not in load().gpus[row.gpu]]
     if others:
-        raise EnvironmentProblem(f"a GPU here has the compute capability {others[0] / 10}, which is not of {row.gpu}", cure=wanted)
+        raise EnvironmentProblem(f"a GPU here has the compute capability {others[0] / 10}, which is not of {row.gpu}", fix=wanted)
     if numbers(version := driver_version()) < numbers(row.driver):
-        raise EnvironmentProblem(f"the driver here is {version}", cure=wanted)
+        raise EnvironmentProblem(f"the driver here is {version}", fix=wanted)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""``python -m ci matrix``: the jobs that build and try the wheels, for the workflows.
+"""``python -m ci matrix``: print the jobs that build and test the wheels, for the workflows.
 
-There is one for each platform, and one for each family of GPUs of a platform. What is built in a job is cibuildwheel's configuration
-(pyproject.toml).
-What is tried are the rows of ci/matrix/matrix.toml: those of one job one after another, as a GPU's machine that is thrown away after a job
-takes one. ``--since`` leaves out the platforms that the change since a revision cannot break, by [[changes]] of ci/matrix/matrix.toml.
+There is a job for each platform, and one for each GPU family of a platform. The configuration of cibuildwheel (pyproject.toml) says what a
+job builds, the rows of ci/matrix/matrix.toml what it tests. A job runs its rows one after another, because a GPU runner is discarded after
+each job. --since omits the platforms that the change since a revision cannot break, by [[changes]] of ci/matrix/matrix.toml.
 """
 
 from __future__ import annotations
@@ -58,15 +57,15 @@ def _labels(runners: str, kinds: Sequence[tuple[str, str]]) -> dict[tuple[str, s
     try:
         said = json.loads(runners) if runners.startswith("{") else dict.fromkeys(map("/".join, kinds), runners)
     except ValueError as error:
-        raise EnvironmentProblem(f"the runners are no JSON: {error}", cure=_RUNNERS) from error
+        raise EnvironmentProblem(f"the runners are no JSON: {error}", fix=_RUNNERS) from error
     if wrong := [name for name, label in said.items() if name not in named or not isinstance(label, str)]:
         raise EnvironmentProblem(
-            f"the runners name {wrong[0]}: no family with rows, or no label; there are {', '.join(named)}", cure=_RUNNERS
+            f"the runners name {wrong[0]}: no family with rows, or no label; there are {', '.join(named)}", fix=_RUNNERS
         )
     if not any(said.values()):
-        raise EnvironmentProblem(f"no GPU family has a runner: {', '.join(map('/'.join, kinds))}", cure=_RUNNERS)
+        raise EnvironmentProblem(f"no GPU family has a runner: {', '.join(map('/'.join, kinds))}", fix=_RUNNERS)
     if not runners.startswith("{") and len(platforms := sorted({platform for platform, _ in kinds})) > 1:
-        raise EnvironmentProblem(f"one runner is of one platform, and there are rows of {' and '.join(platforms)}", cure=_RUNNERS)
+        raise EnvironmentProblem(f"one runner is of one platform, and there are rows of {' and '.join(platforms)}", fix=_RUNNERS)
     return {named[name]: label for name, label in said.items() if label}
 
 
@@ -91,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print lines for GITHUB_OUTPUT: build, true or false; platforms and, with --runners, gpu, as strategy.matrix takes them",
     )
-    parser.add_argument("--since", metavar="REV", help="only the platforms that the change since REV needs; all of them where REV is empty")
+    parser.add_argument("--since", metavar="REV", help="only the platforms that the change since REV needs; all of them if REV is empty")
     parser.add_argument("--runners", metavar="LABELS", help='GPU jobs: a label for all, or {"hopper": "label", "win-amd64/ada": "label"}')
 
 

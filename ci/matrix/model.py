@@ -1,4 +1,4 @@
-"""What ``matrix.toml`` declares, but for the device code, as frozen dataclasses."""
+"""What ``matrix.toml`` declares, except for device code, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Cuda(Extra):
     preload: tuple[Preload, ...]
 
     def rpath(self) -> tuple[str, ...]:
-        """The RPATH entries of the native module (which lies in ``site-packages/mlx_cuda``), in the data file's order."""
+        """The RPATH entries of the native module (which is in the package's directory), in the data file's order."""
         directories = dict.fromkeys(lib.directories["linux"] for lib in self.libraries if lib.needed)
         return tuple(f"$ORIGIN/../{directory}" for directory in directories)
 
@@ -158,11 +158,11 @@ class Matrix:
 
     def platform(self, name: str) -> Platform:
         if name not in self.platforms:
-            raise EnvironmentProblem(f"unknown platform {name!r}", cure=f"use one of {', '.join(self.platforms)}")
+            raise EnvironmentProblem(f"unknown platform {name!r}", fix=f"use one of {', '.join(self.platforms)}")
         return self.platforms[name]
 
     def row(self, name: str) -> Row:
         rows = {row.name: row for row in self.tests}
         if name not in rows:
-            raise EnvironmentProblem(f"unknown row {name!r}", cure=f"use one of {', '.join(rows)}")
+            raise EnvironmentProblem(f"unknown row {name!r}", fix=f"use one of {', '.join(rows)}")
         return rows[name]

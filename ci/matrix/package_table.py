@@ -1,6 +1,6 @@
 """``python -m ci.matrix.package_table``: write the package's copy of the matrix, ``_libraries.json``.
 
-The installed package needs to know at run time which libraries its native modules link, where they lie and which package supplies
+The installed package needs to know at run time which libraries its native modules link, where they are and which package supplies
 them. ``ci/matrix/matrix.toml`` is the one place that says so; the wheel carries this extract of it.
 """
 

@@ -23,13 +23,13 @@ def capability(architecture: str) -> int:
 
 @dataclass(frozen=True)
 class Targets:
-    """What a source is compiled for: machine code, such as 80 and 90a, and PTX."""
+    """What a source is compiled for: SASS, such as 80 and 90a, and PTX."""
 
     sass: tuple[str, ...]
     ptx: tuple[str, ...]
 
     def front(self, architecture: str) -> str:
-        """The PTX that machine code is assembled from: the newest declared one; its own where there is none or where it has a letter."""
+        """The PTX that SASS is assembled from: the newest declared one; its own where there is none or where it has a letter."""
         number, variant = architecture_order(architecture)
         older = [each for each in self.ptx if capability(each) <= number]
         return architecture if variant or not older else max(older, key=architecture_order)
@@ -55,7 +55,7 @@ class Device:
 
     @property
     def sass(self) -> tuple[str, ...]:
-        """Machine code of any source."""
+        """SASS of any source."""
         return _ascending(each for targets in (self.default, *dict(self.special).values()) for each in targets.sass)
 
     @property
@@ -69,7 +69,7 @@ class Device:
         return Targets(*(_ascending(name for kind, name in asked if kind == wanted) for wanted in ("", "compute")))
 
     def native(self, capability_: int) -> tuple[str, ...]:
-        """The names of what a GPU runs: the newest machine code of its family, which the compilers know, else all PTX."""
+        """The names of what a GPU runs: the newest SASS of its family, which the compilers know, else all PTX."""
         family = [name for name in self.sass if capability(name) // 10 == capability_ // 10 and capability(name) <= capability_]
         return (max(family, key=architecture_order),) if family else tuple(f"compute_{name}" for name in self.ptx)
 

@@ -1,7 +1,7 @@
-"""``python -m ci nightly``: make the site of the nightly channel: a static package index.
+"""``python -m ci nightly``: write the site of the nightly channel, a static package index.
 
-It has the wheels of this night and those of the nights before that the site has now, the oldest left out: nothing but files, so that any
-server can hand it out. docs/factory/nightly.md says how to install from it.
+The site has the new wheels and those of the earlier nights that the published site has, except the oldest. It consists of files only, so
+any web server can serve it. docs/factory/nightly.md shows how to install from it. The nightly index does not exist yet.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ LIMIT_MIB = 900  # of all wheels: GitHub Pages takes a site of 1 GB
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("dist", metavar="DIST", type=Path, help="the folder with the wheels of this night, of all platforms or some")
-    add("-o", "--output", metavar="FOLDER", type=Path, required=True, help="the folder for the site, which this makes")
-    add("--docs", metavar="FOLDER", type=Path, help="the documentation, as `nox -s docs` builds it: goes into the site's folder docs")
+    add("dist", metavar="DIST", type=Path, help="directory with the new wheels, of all platforms or some")
+    add("-o", "--output", metavar="FOLDER", type=Path, required=True, help="output directory, which must not exist")
+    add("--docs", metavar="FOLDER", type=Path, help="documentation site that `nox -s docs` builds, to serve below docs/")
     url = os.environ.get("MLX_CUDA_NIGHTLY") or pages()
     add(
         "--url",
         default=url,
-        help="where the site is to be, and has been (default: MLX_CUDA_NIGHTLY, or this repository's Pages)",
+        help="URL of the site (default: MLX_CUDA_NIGHTLY, or this repository's Pages)",
     )
-    add("--history", choices=["keep", "new"], default="keep", help="new: take nothing from there, for the first night (default: keep)")
-    add("--keep", metavar="N", type=int, default=KEEP, help="how many nights to have, this one too (default: %(default)s)")
+    add("--history", choices=["keep", "new"], default="keep", help="new: start without the wheels of the published site (default: keep)")
+    add("--keep", metavar="N", type=int, default=KEEP, help="number of nights in the site (default: %(default)s)")
 
 
 def pages() -> str:
@@ -51,12 +51,12 @@ def tonight(dist: Path, folder: Path) -> list[Nightly]:
 
     paths = sorted(dist.glob("*.whl"))
     if not paths:
-        raise EnvironmentProblem(f"there is no wheel in {dist}", cure="give the folder that holds the wheels of this night")
+        raise EnvironmentProblem(f"there is no wheel in {dist}", fix="give the folder that holds the wheels of this night")
     found = [examine(Path(shutil.copyfile(path, folder / path.name))) for path in paths]
     if len(versions := sorted({each.version for each in found})) > 1:
-        raise CheckFailed(f"{dist} has wheels of {', '.join(map(str, versions))}\n  cure: give the wheels of one night")
+        raise CheckFailed(f"{dist} has wheels of {', '.join(map(str, versions))}\n  fix: give the wheels of one night")
     if sum(each.size for each in found) > LIMIT_MIB << 20:
-        raise CheckFailed(f"the wheels of this night alone have more than {LIMIT_MIB} MiB\n  cure: make them smaller, or leave some out")
+        raise CheckFailed(f"the wheels of this night alone have more than {LIMIT_MIB} MiB\n  fix: make them smaller, or leave some out")
     return found
 
 
@@ -65,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
 
     output: Path = args.output
     if args.keep < 1:
-        raise EnvironmentProblem(f"--keep {args.keep} leaves nothing", cure="give 1 or more")
+        raise EnvironmentProblem(f"--keep {args.keep} leaves nothing", fix="give 1 or more")
     if args.docs and not (args.docs / "index.html").is_file():
-        raise EnvironmentProblem(f"there is no index.html in {args.docs}", cure="build the documentation: nox -s docs")
+        raise EnvironmentProblem(f"there is no index.html in {args.docs}", fix="build the documentation: nox -s docs")
     if output.exists():
-        raise EnvironmentProblem(f"{output} is there already", cure="remove it, or give another folder")
+        raise EnvironmentProblem(f"{output} is there already", fix="remove it, or give another folder")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".partial-") as name:
@@ -78,12 +78,12 @@ def run(args: argparse.Namespace) -> int:
             wheels.mkdir(parents=True)
             files = tonight(args.dist, wheels)
             if args.history == "keep":
-                room = (LIMIT_MIB << 20) - sum(each.size for each in files)
-                files += previous.nights(args.url, wheels, before=files[0].version, most=args.keep - 1, room=room)
+                space = (LIMIT_MIB << 20) - sum(each.size for each in files)
+                files += previous.nights(args.url, wheels, before=files[0].version, most=args.keep - 1, space=space)
             site.write(made, files, args.url, args.docs)
             made.rename(output)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {output}: {error.strerror or error}", cure="free space, or give another folder") from error
+        raise EnvironmentProblem(f"cannot write {output}: {error.strerror or error}", fix="free space, or give another folder") from error
     for version in sorted({each.version for each in files}, reverse=True):
         print(f"{version}: {sum(each.version == version for each in files)} wheels")
     return 0

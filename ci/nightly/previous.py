@@ -14,16 +14,16 @@ from ..matrix import load
 from .wheels import Nightly, examine, named
 
 
-def nights(url: str, folder: Path, *, before: Version, most: int, room: int) -> list[Nightly]:
-    """Fetch the newest `most` nights that were before a version, as many as have room; a file that is not as it should be is left out."""
+def nights(url: str, folder: Path, *, before: Version, most: int, space: int) -> list[Nightly]:
+    """Fetch the newest `most` nights that were before a version, as many as fit; a file that is not as it should be is left out."""
     kept: list[Nightly] = []
     for version, remotes in sorted(_listed(url, before).items(), reverse=True)[:most]:
         files = list(filter(None, (_fetched(url, remote, folder) for remote in remotes)))
-        room -= sum(each.size for each in files)
-        if room < 0:
+        space -= sum(each.size for each in files)
+        if space < 0:
             for each in files:
                 (folder / each.name).unlink()
-            say(f"{version} and what is older has no room")
+            say(f"{version} and older versions do not fit")
             break
         kept += files
     return kept
@@ -34,13 +34,13 @@ def _index(url: str) -> Index:
 
 
 def _listed(url: str, before: Version) -> dict[Version, list[Remote]]:
-    cure = "run again; where the channel begins, or may begin anew, add --history new"
+    fix = "run again; for a new channel, or to start it again, add --history new"
     try:
         remotes = _index(url).files(load().name)
     except EnvironmentProblem as error:
-        raise EnvironmentProblem(str(error).partition("\n")[0], cure=cure) from error
+        raise EnvironmentProblem(str(error).partition("\n")[0], fix=fix) from error
     if not remotes:
-        raise EnvironmentProblem(f"{url} has no wheel of {load().name}", cure=cure)
+        raise EnvironmentProblem(f"{url} has no wheel of {load().name}", fix=fix)
     found: dict[Version, list[Remote]] = defaultdict(list)
     for remote in remotes:
         if (version := _version(remote.name, before)) is not None:

@@ -64,7 +64,7 @@ def examine(path: Path) -> Nightly:
     try:
         version, platform = named(path.name)
     except ValueError as error:
-        raise CheckFailed(f"{path.name}: {error}\n  cure: give wheels that were stamped by `python -m ci release stamp dev`") from error
+        raise CheckFailed(f"{path.name}: {error}\n  fix: give wheels that were stamped by `python -m ci release stamp dev`") from error
     wheel = read(path)
     said = f"{wheel.metadata['Name']} {wheel.metadata['Version']}"
     try:
@@ -72,7 +72,7 @@ def examine(path: Path) -> Nightly:
     except InvalidVersion:
         same = False
     if not same:
-        raise CheckFailed(f"{path.name}: METADATA is of {said}\n  cure: build it again, and never rename a wheel")
+        raise CheckFailed(f"{path.name}: METADATA is of {said}\n  fix: build it again, and never rename a wheel")
     metadata = wheel.members[f"{wheel.dist_info}/METADATA"]
     requires_python = str(wheel.metadata["Requires-Python"] or "")
     return Nightly(path.name, version, platform, path.stat().st_size, sha256(path), metadata, requires_python)

@@ -1,7 +1,7 @@
 """``python -m ci release``: prepare, check, publish and verify a release.
 
-So that it happens as a whole or can be completed: docs/factory/releasing.md says how a release goes and what each step proves. DIST is a
-folder with all wheels of one version.
+A release is published as a whole, and can be completed after an interruption: docs/factory/releasing.md describes the steps. DIST is a
+directory with all wheels of one version.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NONE = "none"  # no index
 INDEX_HELP = (
-    "pypi, testpypi, a URL that takes uploads and has simple/ below it, "
+    "pypi, testpypi, the base URL of an index (uploads go to the URL, the simple API is at simple/), "
     "or a name for which MLX_CUDA_INDEX_<NAME>_UPLOAD and _SIMPLE are set in the environment"
 )
 
@@ -32,47 +32,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_command(commands, run.__name__[1:], run.__doc__, run) for run in (_stamp, _preflight, _check, _publish, _verify, _notes)
     )
     for each in (check, publish, notes):
-        each.add_argument("dist", metavar="DIST", type=Path, help="the folder with all wheels of the release, and nothing else")
+        each.add_argument("dist", metavar="DIST", type=Path, help="directory with all wheels of the release, and no other file")
 
     mlx, add = load().mlx, stamp.add_argument
-    add("version", metavar="VERSION", type=_stamped, help=f"such as {mlx}.2, {mlx}.2rc1 or {mlx}.2.dev1; or dev, for that of this commit")
+    add("version", metavar="VERSION", type=_stamped, help=f"such as {mlx}.2, {mlx}.2rc1 or {mlx}.2.dev1; or dev: that of this commit")
     add("--github", action="store_true", help="print it as a line for GITHUB_OUTPUT")
 
     add = preflight.add_argument
-    add("--index", metavar="NAME", required=True, help=f"where the release is to go, none: nowhere; {INDEX_HELP}")
+    add("--index", metavar="NAME", required=True, help=f"index that the release is for, none: no index; {INDEX_HELP}")
     tag = os.environ.get("GITHUB_REF_NAME") if os.environ.get("GITHUB_REF_TYPE") == "tag" else None
-    add("--tag", default=tag, help=f"the tag that is to be released, such as v{mlx}.1 (default: the one that a workflow runs for)")
+    add("--tag", default=tag, help=f"tag of the release, such as v{mlx}.1 (default: the tag that the workflow runs for)")
 
     add = check.add_argument
-    add("--index", metavar="NAME", default=NONE, help=f"also ask this index: {INDEX_HELP}; or none (default)")
-    add("--manifest", metavar="FILE", type=Path, help="where all is well, write the manifest that publish will hold the wheels to")
+    add("--index", metavar="NAME", default=NONE, help=f"also query this index: {INDEX_HELP}; or none (default)")
+    add("--manifest", metavar="FILE", type=Path, help="on success, write the manifest that publish compares the wheels with")
     add("--github", action="store_true", help="print the manifest's sha256 as a line for GITHUB_OUTPUT")
-    add("--without-toolkits", action="store_true", help="leave out the audit's checks against the toolkit roots of every platform")
+    add("--without-toolkits", action="store_true", help="skip the audit's checks that need the toolkit roots of every platform")
 
     add = publish.add_argument
     add("--index", metavar="NAME", required=True, help=INDEX_HELP)
-    add("--dry-run", action="store_true", help="do all but write the manifest and upload")
-    manifest = "which bytes go, as check wrote it (default: DIST/release.json, written before the first upload where it is missing)"
+    add("--dry-run", action="store_true", help="write no manifest and upload nothing")
+    manifest = "manifest that check wrote (default: DIST/release.json, written before the first upload if it is missing)"
     add("--manifest", metavar="FILE", type=Path, help=manifest)
     add(
         "--sha256",
         metavar="DIGEST",
-        help="of the manifest, as check printed it: what lies beside the wheels may have been exchanged with them",
+        help="of the manifest, as check printed it, because a file beside the wheels may have been replaced together with them",
     )
     add("--attestations", action="store_true", help="sign each wheel with the identity of this workflow run and upload the attestations")
-    add("--timeout", metavar="SECONDS", type=float, default=600, help="how long one upload may take (default: %(default)s)")
+    add("--timeout", metavar="SECONDS", type=float, default=600, help="time limit of one upload (default: %(default)s)")
 
     add = verify.add_argument
     add("version", metavar="VERSION", type=_version, help=f"the version, such as {mlx}.1")
     add("--index", metavar="NAME", required=True, help=INDEX_HELP)
-    add("--manifest", metavar="FILE", type=Path, help="the manifest that publish wrote")
+    add("--manifest", metavar="FILE", type=Path, help="manifest that publish wrote")
     add("--python", action="append", help="a path or a version (repeatable; default: the oldest supported, and this one)")
     add("--extra", action="append", default=[], help="only this extra (repeatable; default: all)")
     add("--install-all", action="store_true", help="install the CUDA extras too, 2 to 4 GB each, instead of only resolving them")
-    add_json(verify, "what was done")
+    add_json(verify, "the results")
 
     add = notes.add_argument
-    add("-o", "--output", metavar="FOLDER", type=Path, required=True, help="the folder for the files")
+    add("-o", "--output", metavar="FOLDER", type=Path, required=True, help="output directory")
     add("--github", action="store_true", help="print version, prerelease and latest as lines for GITHUB_OUTPUT")
 
 
@@ -92,8 +92,8 @@ def _version(text: str) -> Version:
 def _stamp(args: argparse.Namespace) -> int:
     """Write a version into the checkout, and print it.
 
-    For a rehearsal, a nightly build or the next release. `dev` is <mlx>.<n>.dev<time of the commit, UTC>, where <n> is the number that the
-    checkout states, or the next where that was released before this commit; it needs all tags.
+    Use it for a rehearsal, a nightly build or the next release. `dev` is <mlx>.<n>.dev<time of the commit in UTC>. <n> is the number in the
+    checkout, or the next one if that was released before this commit, so all tags are needed.
     """
     from ..matrix import REPOSITORY
     from .version import development, stamp
@@ -105,11 +105,12 @@ def _stamp(args: argparse.Namespace) -> int:
 
 
 def _preflight(args: argparse.Namespace) -> int:
-    """Find in seconds, before anything is built, what would stop a release.
+    """Find what would stop a release, before anything is built.
 
-    Asked are the checkout (version, tag, MLX pin, changelog), the index (is the name ours, is the version new, can be had what the extras
-    require) and GitHub, by gh (environments, the variable MLX_CUDA_GPU_RUNNER, which is to be in the environment). All is told at once.
-    A release goes to pypi; all else is a rehearsal, which tells what a release of that number would stop at, and goes on.
+    Checks the checkout (version, tag, MLX pin, changelog). Queries the index: whether the name is ours, whether the version is new, and
+    whether the requirements of the extras are available. Queries GitHub with gh: environments, and the variable MLX_CUDA_GPU_RUNNER, which
+    must also be set in the environment. Takes seconds and prints all problems at once. With --index pypi it is a release. With any other
+    index it is a rehearsal: problems that would only stop a release are printed, and do not fail.
     """
     from ..index import named
     from .preflight import preflight
@@ -120,10 +121,10 @@ def _preflight(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    """Prove that a folder holds a release that may go out.
+    """Check that a directory is a complete release.
 
-    The set is complete, all of the version that the checkout states, METADATA the same to the byte, twine check --strict, SBOM, audit; with
-    --index also: the name is ours or free, the version is the newest, what each extra requires is published.
+    All wheels must be there and have the version of the checkout, byte-identical METADATA and an SBOM, and pass twine check --strict and
+    the audit. With --index, the name must also be ours or free, the version the newest, and the requirements of each extra published.
     """
     from ..files import sha256
     from ..index import named
@@ -158,10 +159,10 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _publish(args: argparse.Namespace) -> int:
-    """Upload a release, or complete one that was interrupted.
+    """Upload a release, or complete an interrupted upload.
 
-    twine uploads the wheels, the most used last. Files that are there with the same bytes are passed over; other bytes under one of the
-    names stop everything before the first upload. Whatever interrupts it, run it again.
+    twine uploads the wheels, the most used one last. Files that are on the index with the same bytes are skipped. Other bytes under one of
+    the names stop the command before the first upload. After an interruption, run the command again.
     """
     from ..index import named
     from .dist import complete
@@ -182,8 +183,8 @@ def _publish(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     """Install a published release in fresh environments.
 
-    Download every file and compare it with the manifest; then, in fresh environments, install each extra with uv and with pip, import it
-    and run the doctor. Our own package comes from the named index only, everything else from the usual one.
+    Downloads every file and compares it with the manifest. Then installs each extra with uv and with pip in fresh environments, imports the
+    package and runs the doctor. Our package comes only from the named index, all others from the default index.
     """
     from ..index import named
     from .verify import verify
@@ -197,8 +198,8 @@ def _verify(args: argparse.Namespace) -> int:
 def _notes(args: argparse.Namespace) -> int:
     """Write checksums, SBOMs and notes for the release page.
 
-    notes.md with the changelog's entry; and in files/, which is published, SHA256SUMS (as sha256sum -c reads it) and the wheels' SBOMs.
-    --github also says what gh release create is to be told: a candidate is a pre-release, and never the latest.
+    Writes notes.md with the changelog's entry, and files/, which is published, with SHA256SUMS for sha256sum -c and the wheels' SBOMs. With
+    --github, also prints the arguments of gh release create: a release candidate is a pre-release, and never the latest.
     """
     from ..matrix import REPOSITORY
     from .dist import complete

@@ -25,6 +25,12 @@ class Entry:
     text: str
 
 
+def read() -> str:
+    if not CHANGELOG.is_file():
+        raise CheckFailed(f"CHANGELOG.md is missing\n  fix: write one, with `## [{UNRELEASED}]` (https://keepachangelog.com)")
+    return CHANGELOG.read_text("utf-8")
+
+
 def parse(text: str) -> dict[str, Entry]:
     """The entries by their versions, in the order of the file, each with the definitions of the links that it refers to."""
     from markdown_it import MarkdownIt
@@ -36,11 +42,11 @@ def parse(text: str) -> dict[str, Entry]:
     definitions = {label: each["map"] for label, each in found.get("references", {}).items()}
     defining = {line for each in (*found.get("references", {}).values(), *found.get("duplicate_refs", ())) for line in range(*each["map"])}
     entries = dict[str, Entry]()
-    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+    for start, end in zip(starts, [*starts, len(lines)][1:], strict=True):
         entry = _heading(lines[start])
         if entry is None or entry.name in entries:
             raise CheckFailed(
-                f"CHANGELOG.md: {lines[start]!r} is no heading of an entry of its own\n  cure: ## [VERSION] - YYYY-MM-DD, once"
+                f"CHANGELOG.md: {lines[start]!r} is no heading of an entry of its own\n  fix: ## [VERSION] - YYYY-MM-DD, once"
             )
         body = "\n".join(lines[number] for number in range(start + 1, end) if number not in defining).strip()
         used = {" ".join(label.split()).upper() for label in re.findall(r"\[((?:[^][\\]|\\.)+)\]", body)}
@@ -65,13 +71,13 @@ def entry(version: Version, text: str) -> Entry:
     entries = parse(text)
     names = [str(version), *[version.base_version, UNRELEASED] * version.is_prerelease]
     found = next((entries[name] for name in names if name in entries), None)
-    cure = f"move what is new from [{UNRELEASED}] to `## [{version.base_version}] - YYYY-MM-DD`"
+    fix = f"move what is new from [{UNRELEASED}] to `## [{version.base_version}] - YYYY-MM-DD`"
     if found is None or not (found.text or found.name == UNRELEASED):
-        raise CheckFailed(f"CHANGELOG.md says nothing of {version}\n  cure: {cure}")
+        raise CheckFailed(f"CHANGELOG.md has no entry for {version}\n  fix: {fix}")
     if found.date is None and not version.is_prerelease:
-        raise CheckFailed(f"CHANGELOG.md has no date of {version}\n  cure: ## [{version}] - YYYY-MM-DD")
+        raise CheckFailed(f"CHANGELOG.md has no date for {version}\n  fix: ## [{version}] - YYYY-MM-DD")
     if found.date and found.date > (today := datetime.now(_FIRST).date()):
         raise CheckFailed(
-            f"CHANGELOG.md dates {found.name} {found.date}, which is to come\n  cure: ## [{found.name}] - {today}, or the day of its tag"
+            f"CHANGELOG.md dates {found.name} {found.date}, in the future\n  fix: ## [{found.name}] - {today}, or the day of its tag"
         )
     return found

@@ -24,7 +24,7 @@ def wheels(dist: Dist, *, checks: Collection[str] | None = None) -> Iterator[Vio
     yield from disagreements(opened)
     # A resolver reads the METADATA of one wheel and takes it for all.
     if len({wheel.members.get(f"{wheel.dist_info}/METADATA") for wheel in opened}) > 1:
-        yield Violation("", "", SAME_METADATA, "METADATA is not the same to the byte in all wheels")
+        yield Violation("", "", SAME_METADATA, "METADATA is not byte-identical in all wheels")
     for wheel in opened:
         if wheel.sbom not in wheel.members:
             yield Violation(wheel.path.name, wheel.sbom, "sbom", "is missing, expected the one that python -m ci repair writes")
@@ -47,4 +47,4 @@ def show(dist: Dist) -> None:
     for entry in dist.entries:
         table.add_row(entry.name, entry.platform, entry.build, f"{entry.size / 2**20:.2f}", entry.sha256[:16])
     console.show(table)
-    print("nothing found: this release may go out")
+    print("no problem found: this release can be published")

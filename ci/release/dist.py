@@ -54,7 +54,7 @@ class Dist:
 def complete(folder: Path, *, expected: Version | None = None) -> Dist:
     """The release in `folder`, or CheckFailed with all that is missing, superfluous, misnamed or of another version."""
     if not folder.is_dir():
-        raise EnvironmentProblem(f"{folder} is no folder", cure="give the folder that holds all wheels of the release")
+        raise EnvironmentProblem(f"{folder} is no folder", fix="give the folder that holds all wheels of the release")
     found: list[tuple[Version, Entry]] = []
     problems = []
     for path in sorted(folder.iterdir()):
@@ -115,12 +115,12 @@ def read_manifest(path: Path) -> tuple[Version, tuple[Entry, ...]]:
     try:
         data = json.loads(path.read_text("utf-8"))
         if data["format"] != FORMAT:
-            raise EnvironmentProblem(f"{path} has format {data['format']}, expected {FORMAT}", cure="use the version that wrote it")
+            raise EnvironmentProblem(f"{path} has format {data['format']}, expected {FORMAT}", fix="use the version that wrote it")
         return Version(data["version"]), tuple(Entry(**entry) for entry in data["files"])
     except OSError as error:
-        raise EnvironmentProblem(f"cannot read {path}: {error.strerror or error}", cure="check the path") from error
+        raise EnvironmentProblem(f"cannot read {path}: {error.strerror or error}", fix="check the path") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise EnvironmentProblem(f"{path} is not a manifest of a release: {error}", cure="take it from the run that wrote it") from error
+        raise EnvironmentProblem(f"{path} is not a manifest of a release: {error}", fix="take it from the run that wrote it") from error
 
 
 def settle(dist: Dist, path: Path) -> None:
@@ -129,7 +129,7 @@ def settle(dist: Dist, path: Path) -> None:
         agree(dist, path)
         return
     data = {"format": FORMAT, "version": str(dist.version), "files": [asdict(entry) for entry in dist.entries]}
-    with whole(path, cure="free space, or give --manifest") as part:
+    with whole(path, fix="free space, or give --manifest") as part:
         part.write_bytes(f"{json.dumps(data, indent=2)}\n".encode())
 
 
@@ -137,11 +137,11 @@ def agree(dist: Dist, path: Path, digest: str | None = None) -> None:
     """CheckFailed unless the wheels are those of the manifest, and that has the SHA-256, if one is given."""
     version, entries = read_manifest(path)
     if digest not in (None, found := sha256(path)):
-        raise CheckFailed(f"{path} has the sha256 {found}, expected {digest or 'one'}\n  cure: give the manifest that check wrote")
+        raise CheckFailed(f"{path} has the sha256 {found}, expected {digest or 'one'}\n  fix: give the manifest that check wrote")
     theirs, ours = ({entry.name: entry.sha256 for entry in each} for each in (entries, dist.entries))
     changed = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
     if version != dist.version or changed:
         raise CheckFailed(
             f"the wheels are not those of {path}, which says what version {version} consists of: {', '.join(changed)}\n"
-            "  cure: take the very wheels that it was written for (builds of another day may differ), or release them as a new version"
+            "  fix: take the very wheels that it was written for (builds of another day may differ), or release them as a new version"
         )

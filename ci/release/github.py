@@ -59,7 +59,7 @@ def environments() -> Iterator[Violation]:
             message = f"the environment {name} lets in {_spell(refs)}, expected {_spell(rule.refs)}"
             yield finding("environment", message, f"limit its deployment branches and tags: {WHERE}")
         if rule.reviewed and "required_reviewers" not in {each["type"] for each in there[name]["protection_rules"]}:
-            yield finding("environment", f"the environment {name} asks nobody", f"name its required reviewers: {WHERE}")
+            yield finding("environment", f"the environment {name} has no required reviewers", f"name its required reviewers: {WHERE}")
 
 
 def _refs(name: str, policy: dict[str, bool] | None) -> frozenset[str]:

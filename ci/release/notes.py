@@ -19,7 +19,7 @@ def write(dist: Dist, output: Path) -> list[Path]:
     That is SHA256SUMS, and the SBOM of each wheel under the wheel's name. Links of the notes lead into the tag: on a release page there is
     nothing beside them.
     """
-    news = changelog.entry(dist.version, changelog.CHANGELOG.read_text("utf-8")).text
+    news = changelog.entry(dist.version, changelog.read()).text
     news = absolute(news, address(), "HEAD" if dist.version.is_devrelease else f"v{dist.version}")
     texts = {"files/SHA256SUMS": "".join(f"{entry.sha256}  {entry.name}\n" for entry in dist.entries).encode()}
     for path in dist.paths:
@@ -33,6 +33,6 @@ def write(dist: Dist, output: Path) -> list[Path]:
         f"| platform | build | MiB | sha256 |\n|---|---|---:|---|\n{rows}"
     ).encode()
     for name, data in sorted(texts.items(), reverse=True):  # notes.md first
-        with whole(output / name, cure="free space, or give another -o") as part:
+        with whole(output / name, fix="free space, or give another -o") as part:
             part.write_bytes(data)
     return [output / name for name in texts]

@@ -58,21 +58,21 @@ def _tried(part: Callable[[], Iterator[Violation]]) -> Iterator[Violation]:
     try:
         yield from part()
     except EnvironmentProblem as problem:
-        yield finding("unknown", problem.args[0], problem.cure or "run again")
+        yield finding("unknown", problem.args[0], problem.fix or "run again")
 
 
 def _tag(version: Version, tag: str | None) -> Iterator[Violation]:
     if tag != f"v{version}":
-        cure = "tag the commit that says it; python -m ci release stamp VERSION makes another say another"
-        yield finding("tag", f"the tag is {tag or 'missing'}, expected v{version}, which pyproject.toml says", cure)
+        fix = "tag the commit with that version; python -m ci release stamp VERSION changes the version"
+        yield finding("tag", f"the tag is {tag or 'missing'}, expected v{version}, which pyproject.toml says", fix)
 
 
 def _changelog(version: Version) -> Iterator[Violation]:
     try:
-        changelog.entry(version, changelog.CHANGELOG.read_text("utf-8"))
+        changelog.entry(version, changelog.read())
     except CheckFailed as error:
-        message, _, cure = str(error).partition("\n  cure: ")
-        yield finding("changelog", message, cure)
+        message, _, fix = str(error).partition("\n  fix: ")
+        yield finding("changelog", message, fix)
 
 
 def _index(version: Version, index: Index) -> Iterator[Violation]:
@@ -83,16 +83,16 @@ def _index(version: Version, index: Index) -> Iterator[Violation]:
 
 
 def _pins() -> Iterator[Violation]:
-    pinned = _project()["dependencies"]
+    pinned = _project().get("dependencies", [])
     if load().mlx and f"mlx=={load().mlx}" not in pinned:
-        message = f"pyproject.toml requires {', '.join(pinned)}, but ci/matrix/matrix.toml says mlx {load().mlx}"
+        message = f"pyproject.toml requires {', '.join(pinned) or 'nothing'}, but ci/matrix/matrix.toml says mlx {load().mlx}"
         yield finding("pins", message, "python -m ci bump --mlx VERSION moves both")
 
 
 def _dependencies() -> Iterator[Violation]:
     project = _project()
-    always = project["dependencies"]
-    extras = {extra: list(map(Requirement, [*always, *own])) for extra, own in project["optional-dependencies"].items()}
+    always = project.get("dependencies", [])
+    extras = {extra: list(map(Requirement, [*always, *own])) for extra, own in project.get("optional-dependencies", {}).items()}
     yield from dependencies(extras, oldest_python(project["requires-python"]))
 
 

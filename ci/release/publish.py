@@ -1,6 +1,6 @@
 """``release publish``: twine uploads the wheels, one at a time, each only when the index shows the one before.
 
-Nothing is remembered between runs but the manifest. Each run asks the index which bytes it has, passes those over, and sends the rest, so
+Only the manifest is kept between runs. Each run queries the index for which bytes it has, skips those, and uploads the rest, so
 a run that was interrupted anywhere is completed by the next.
 """
 
@@ -45,7 +45,7 @@ def publish(
     if not dry_run:
         settle(dist, manifest)
     for entry in to_do.present:
-        say(f"{entry.name}: is on {index.name} already, the same to the byte")
+        say(f"{entry.name}: is on {index.name} already, byte-identical")
     if dry_run:
         for entry in to_do.missing:
             say(f"{entry.name}: would be uploaded, {entry.size / 2**20:.2f} MiB, sha256 {entry.sha256}")
@@ -56,5 +56,5 @@ def publish(
         say(f"{entry.name}: uploading, {number} of {len(dist.entries)}, {entry.size / 2**20:.2f} MiB")
         upload(dist, entry, index, attestations, limits or Limits())
     if left := plan(dist, index.files(load().name)).missing:
-        raise EnvironmentProblem(f"{index.name} no longer shows {', '.join(entry.name for entry in left)}", cure=RESUME)
+        raise EnvironmentProblem(f"{index.name} no longer shows {', '.join(entry.name for entry in left)}", fix=RESUME)
     return to_do

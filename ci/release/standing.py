@@ -13,9 +13,9 @@ from ..matrix import REPOSITORY, load
 from .version import tagged
 
 
-def finding(check: str, message: str, cure: str) -> Violation:
+def finding(check: str, message: str, fix: str) -> Violation:
     """One that is of no wheel."""
-    return Violation("", "", check, message, cure)
+    return Violation("", "", check, message, fix)
 
 
 def unwelcome(version: Version, index: Index) -> Iterator[Violation]:
@@ -36,22 +36,22 @@ def against(version: Version, index: Index, files: Sequence[Remote], *, tags: Co
     if foreign:
         shown = f"{'…, ' * (len(foreign) > 3)}{', '.join(map(str, foreign[-3:]))}"
         message = f"{load().name} on {index.name} is not ours: it has versions that were never tagged here ({len(foreign)}: {shown})"
-        cure = "another name, or this one from its owner: docs/factory/releasing.md; in a clone without tags: git fetch --tags"
-        yield finding("owner", message, cure)
+        fix = "another name, or this one from its owner: docs/factory/releasing.md; in a clone without tags: git fetch --tags"
+        yield finding("owner", message, fix)
     offered = {each.version for each in files if not each.yanked}  # installers pass over what is yanked
     if (newest := max((each for each in versions if each in offered), default=version)) > version:
-        message = f"{version} does not sort above {newest}, which is on {index.name}: nobody would get it"
+        message = f"{version} does not sort above {newest}, which is on {index.name}: installers would not choose it"
         yield finding("version", message, f"a version after {newest}")
 
 
 def report(findings: Sequence[Violation]) -> None:
     """CheckFailed with every finding, if there are any."""
     if findings:
-        raise CheckFailed("\n  ".join(["this release may not go out:", *map(str, findings)]))
+        raise CheckFailed("\n  ".join(["this release cannot be published:", *map(str, findings)]))
 
 
 def refuse_yanked(version: Version, files: Sequence[Remote]) -> None:
-    """CheckFailed where files of a version were withdrawn: it may be there to the byte, and nobody gets it."""
+    """CheckFailed where files of a version were withdrawn: it may be there, byte-identical, but installers skip it."""
     if names := sorted(each.name for each in files if each.version == version and each.yanked):
-        cure = "find out why they were yanked; un-yank them on the index, or release a new version"
-        raise CheckFailed(f"version {version} was yanked, installers pass it over: {', '.join(names)}\n  cure: {cure}")
+        fix = "find out why they were yanked; un-yank them on the index, or release a new version"
+        raise CheckFailed(f"version {version} was yanked, installers pass it over: {', '.join(names)}\n  fix: {fix}")

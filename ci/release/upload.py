@@ -1,6 +1,6 @@
 """One wheel to an index: what of a release is there already, and twine, which sends the rest.
 
-A connection that broke after the last byte left a whole file there: so after every failed upload the index is asked again too.
+A connection that broke after the last byte left a whole file there: so after every failed upload the index is queried again too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Limits:
 class Plan:
     """What an upload has to do, decided from the bytes that the index has."""
 
-    present: tuple[Entry, ...]  # on the index, the same to the byte
+    present: tuple[Entry, ...]  # on the index, byte-identical
     missing: tuple[Entry, ...]  # in the order in which they go
 
 
@@ -58,8 +58,8 @@ def plan(dist: Dist, files: Sequence[Remote]) -> Plan:
     foreign = {remote.name for remote in files if remote.version == dist.version} - {entry.name for entry in dist.entries}
     problems += [f"{name}: is on the index under {dist.version}, but no file of this release" for name in sorted(foreign)]
     if problems:
-        cure = "an index never takes other bytes under a name that was used: find out whose files these are, and release a new version"
-        raise CheckFailed("\n  ".join([f"version {dist.version} is on the index already, and differs:", *problems, f"cure: {cure}"]))
+        fix = "an index accepts no other bytes under a used name: find out whose files these are, and release a new version"
+        raise CheckFailed("\n  ".join([f"version {dist.version} is on the index already, and differs:", *problems, f"fix: {fix}"]))
     refuse_yanked(dist.version, files)
     present, missing = (tuple(entry for entry in dist.entries if (entry.name in there) is wanted) for wanted in (True, False))
     return Plan(present, missing)
@@ -76,17 +76,15 @@ def sign(paths: Sequence[Path]) -> None:
     try:
         identity = detect_credential("sigstore")
     except AmbientCredentialError as error:
-        raise EnvironmentProblem(f"no identity to sign with: {error}", cure="give the job `permissions: id-token: write`") from error
+        raise EnvironmentProblem(f"no identity to sign with: {error}", fix="give the job `permissions: id-token: write`") from error
     if identity is None:  # the tool would open a browser, and sign with a person's name
-        raise EnvironmentProblem(
-            "no identity to sign with: attestations are made in the publishing workflow", cure="leave --attestations out"
-        )
+        raise EnvironmentProblem("no identity to sign with: attestations are made in the publishing workflow", fix="omit --attestations")
     command = [sys.executable, "-m", "pypi_attestations", "sign", *map(str, unsigned)]
     done = process.run(command)
     if done.returncode:
         for path in unsigned:  # a half-written one would be taken for a good one
             path.with_name(path.name + ATTESTATION).unlink(missing_ok=True)
-        raise EnvironmentProblem(f"signing failed: {(done.stdout + done.stderr).strip()}", cure="run the same command again")
+        raise EnvironmentProblem(f"signing failed: {(done.stdout + done.stderr).strip()}", fix="run the same command again")
 
 
 def upload(dist: Dist, entry: Entry, index: Index, attestations: bool, limits: Limits) -> None:
@@ -99,14 +97,14 @@ def upload(dist: Dist, entry: Entry, index: Index, attestations: bool, limits: L
             time.sleep(limits.pause * 2 ** (attempt - 1))
         attempt += 1
         if hashlib.sha256(path.read_bytes()).hexdigest() != entry.sha256:
-            raise CheckFailed(f"{path} was changed while the release was going out\n  cure: restore it, then {RESUME}")
+            raise CheckFailed(f"{path} was changed while the release was going out\n  fix: restore it, then {RESUME}")
         taken, said = _twine(path, index, attestations, limits)
         if _shown(dist, entry, index, limits.listed if taken else 0):
             return
         if taken:
-            raise EnvironmentProblem(f"{index.name} took {entry.name}, but does not show it after {limits.listed:.0f} s", cure=RESUME)
+            raise EnvironmentProblem(f"{index.name} took {entry.name}, but does not show it after {limits.listed:.0f} s", fix=RESUME)
         _give_up_if_refused(entry, index, said)
-    raise EnvironmentProblem(f"{entry.name} could not be uploaded in {attempt} attempts: {said}", cure=RESUME)
+    raise EnvironmentProblem(f"{entry.name} could not be uploaded in {attempt} attempts: {said}", fix=RESUME)
 
 
 def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tuple[bool, str]:
@@ -131,7 +129,7 @@ def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tupl
 
 
 def _shown(dist: Dist, entry: Entry, index: Index, seconds: float) -> bool:
-    """Whether the index has the file, asking until it shows or the time is over; CheckFailed if it has other bytes."""
+    """Whether the index has the file, querying until it shows or the time is over; CheckFailed if it has other bytes."""
     deadline, pause = time.monotonic() + seconds, 0.25
     while entry not in plan(dist, index.files(load().name)).present:
         if time.monotonic() + pause > deadline:
@@ -145,8 +143,8 @@ def _give_up_if_refused(entry: Entry, index: Index, said: str) -> None:
     """What the index refuses it will refuse again; only 5xx, silence and a broken connection are worth another attempt."""
     refused = re.search(r"HTTPError: (4\d\d)\b", said)
     if refused and refused[1] in {"401", "403"}:
-        raise EnvironmentProblem(f"{index.name} does not let us upload: {said}", cure=f"check the credentials, then {RESUME}")
+        raise EnvironmentProblem(f"{index.name} does not let us upload: {said}", fix=f"check the credentials, then {RESUME}")
     if refused and refused[1] not in {"408", "429"}:
         raise CheckFailed(f"{index.name} refuses {entry.name}: {said}")
     if "HTTPError" not in said and _SETTINGS.search(said):
-        raise EnvironmentProblem(f"twine: {said}", cure="set TWINE_USERNAME and TWINE_PASSWORD, or publish from the trusted workflow")
+        raise EnvironmentProblem(f"twine: {said}", fix="set TWINE_USERNAME and TWINE_PASSWORD, or publish from the trusted workflow")

@@ -1,6 +1,6 @@
 """``release verify``: what a user gets from the index, in fresh environments.
 
-Our own package is asked of the named index and of no other, everything else of the index that this machine uses anyway: on an index where
+Our package comes only from the named index, everything else from this machine's default index: on an index where
 anyone may register names, a stranger's `mlx` would otherwise be installed. uv pins the package to its index; pip cannot, so it downloads
 our wheel alone and installs that file.
 """
@@ -15,13 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from ..console import say
 from ..errors import CheckFailed, EnvironmentProblem
 from ..files import sha256
+from ..index import Index
 from ..matrix import load
 from ..trial.fresh import Fresh
 from ..wheelfile.wheel import read
@@ -29,13 +31,8 @@ from .dependencies import oldest_python, resolve
 from .dist import complete, read_manifest
 from .standing import refuse_yanked
 
-if TYPE_CHECKING:
-    from packaging.version import Version
-
-    from ..index import Index
-
 Tool = Literal["uv", "pip"]
-# What could send pip elsewhere for our wheel. Empty values are passed over by pip.
+# What could send pip elsewhere for our wheel. pip ignores empty values.
 _PIP_ALONE = {
     "PIP_CONFIG_FILE": os.devnull,
     **dict.fromkeys(("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONSTRAINT"), ""),
@@ -76,7 +73,7 @@ def verify(
         offered = metadata.get_all("Provides-Extra", [])
         unknown = sorted(set(extras) - set(offered))
         if unknown:
-            raise EnvironmentProblem(f"there is no extra {', '.join(unknown)}", cure=f"use {', '.join(offered)}")
+            raise EnvironmentProblem(f"there is no extra {', '.join(unknown)}", fix=f"use {', '.join(offered)}")
         done = []
         for number, python in enumerate(pythons or _pythons(metadata)):
             job = _Job(version, index, digests, python, folder / str(number))
@@ -97,7 +94,7 @@ def _compare(version: Version, index: Index, manifest_path: Path | None, folder:
     else:
         written, entries = read_manifest(manifest_path)
         if written != version:
-            raise EnvironmentProblem(f"{manifest_path} is of version {written}, not {version}", cure="give the manifest of this version")
+            raise EnvironmentProblem(f"{manifest_path} is of version {written}, not {version}", fix="give the manifest of this version")
         expected = {entry.name: entry.sha256 for entry in entries}
     if differing := sorted(expected.keys() ^ there.keys()):
         raise CheckFailed(f"{index.name} and {manifest_path} have not the same files: {', '.join(differing)}")

@@ -34,7 +34,7 @@ def stated(root: Path) -> dict[Path, str]:
     """What each file says that the version is; "" where it says nothing."""
     project = tomllib.loads((root / PROJECT).read_text("utf-8"))["project"]
     package = re.search(r'^__version__ = "([^"]*)"$', (root / PACKAGE).read_text("utf-8"), re.MULTILINE)
-    return {PROJECT: str(project["version"]), PACKAGE: package[1] if package else ""}
+    return {PROJECT: str(project.get("version", "")), PACKAGE: package[1] if package else ""}
 
 
 def current(root: Path) -> Version:
@@ -46,7 +46,7 @@ def current(root: Path) -> Version:
     except InvalidVersion as error:
         problems.append(str(error))
     if problems:
-        raise CheckFailed(f"this checkout has no version to release: {'; '.join(problems)}\n  cure: python -m ci release stamp VERSION")
+        raise CheckFailed(f"this checkout has no version to release: {'; '.join(problems)}\n  fix: python -m ci release stamp VERSION")
     return version
 
 
@@ -56,7 +56,7 @@ def development(root: Path) -> Version:
     The same commit always gives the same: a tag that was made from it, or later, does not count.
     """
     if _git(root, "rev-parse", "--is-shallow-repository") == "true":
-        raise EnvironmentProblem("this clone is shallow: it may lack tags", cure="git fetch --unshallow --tags (in CI: fetch-depth: 0)")
+        raise EnvironmentProblem("this clone is shallow: it may lack tags", fix="git fetch --unshallow --tags (in CI: fetch-depth: 0)")
     *base, number = current(root).release
     while _git(root, "tag", "--list", f"v{'.'.join(map(str, base))}.{number}", "--no-contains", "HEAD"):
         number += 1
@@ -71,14 +71,13 @@ def stamp(root: Path, version: Version) -> None:
     before = stated(root)
     texts = {}
     for path, line in {PROJECT: 'version = "{}"', PACKAGE: '__version__ = "{}"'}.items():
-        old = f"\n{line.format(before[path])}\n"
-        text = (root / path).read_text("utf-8")
-        if text.count(old) != 1:
+        old, lines = line.format(before[path]), (root / path).read_text("utf-8").split("\n")
+        if lines.count(old) != 1:
             place = path.as_posix()
-            raise CheckFailed(f"{place} does not say its version in one line {line.format('…')}\n  cure: git restore {place}")
-        texts[root / path] = text.replace(old, f"\n{line.format(version)}\n")
+            raise CheckFailed(f"{place} does not say its version in one line {line.format('…')}\n  fix: git restore {place}")
+        texts[root / path] = "\n".join(line.format(version) if each == old else each for each in lines)
     for path, text in texts.items():
-        with whole(path, cure="git restore . puts back what was there") as part:
+        with whole(path, fix="git restore . puts back what was there") as part:
             part.write_bytes(text.encode())
 
 
@@ -89,4 +88,4 @@ def tagged(root: Path) -> set[Version]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    return process.git(*arguments, cwd=root, cure="run from a clone of the repository, with its tags").strip()
+    return process.git(*arguments, cwd=root, fix="run from a clone of the repository, with its tags").strip()

@@ -1,9 +1,8 @@
-"""``python -m ci repair``: prove the platform tag of a built wheel and copy in what is missing.
+"""``python -m ci repair``: run auditwheel or delvewheel on a built wheel, and add its SBOM.
 
-auditwheel (Linux) and delvewheel (Windows, which also runs on Linux) do both. The CUDA libraries, MLX and the driver stay outside: those
-are excluded by the names in ci/matrix/matrix.toml. Both tools pass over an exclude that matches nothing in silence, and a misspelt one
-costs a wheel of a gigabyte, so every exclude is proved first. At the end the wheel gets its SBOM (ci/repair/sbom). Files bear the time
-SOURCE_DATE_EPOCH, or else the newest one in the wheel: the same wheel gives the same bytes.
+auditwheel repairs Linux wheels, delvewheel Windows wheels, also on Linux. The CUDA libraries, MLX and the driver are excluded by their
+names in ci/matrix/matrix.toml. Excluded libraries are checked first, because both tools silently ignore an exclude that matches nothing.
+Files get the time SOURCE_DATE_EPOCH, or the newest one in the wheel, so the same wheel gives the same bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Mat
 
     wheel = read(path)
     wheel.readable()
-    excludes = prove_excludes(wheel, matrix or load())
+    excludes = check_excludes(wheel, matrix or load())
     if plat == DECLARED:
         plat = platform_of(wheel, matrix or load()).tag
     command = _delvewheel(wheel, excludes, plat) if wheel.system == "windows" else _auditwheel(excludes, plat)
@@ -48,7 +47,7 @@ def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Mat
         repaired = sorted(Path(folder).glob("*.whl"))
         if len(repaired) != 1:
             raise EnvironmentProblem(
-                f"{command[2]} left {len(repaired)} wheels instead of one", cure=f"by hand: {' '.join(command)} {path}"
+                f"{command[2]} left {len(repaired)} wheels instead of one", fix=f"run it yourself: {' '.join(command)} {path}"
             )
         sbom.embed(repaired[0], epoch=int(source_date_epoch(path)), matrix=matrix)
         with whole(output / repaired[0].name) as part:
@@ -56,8 +55,8 @@ def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Mat
         return output / repaired[0].name
 
 
-def prove_excludes(wheel: Wheel, matrix: Matrix) -> tuple[str, ...]:
-    """The libraries to leave outside this wheel, each of them proved to be a name that exists.
+def check_excludes(wheel: Wheel, matrix: Matrix) -> tuple[str, ...]:
+    """The libraries to leave outside this wheel, after a check that each name exists.
 
     A library declared as needed must be needed by the native module of its CUDA version. The others only guard against a transitive
     copy; they must be files of the locked provider, where the roots of that CUDA version are installed.
@@ -111,7 +110,7 @@ def _auditwheel(excludes: tuple[str, ...], plat: str) -> list[str]:
 
 def _delvewheel(wheel: Wheel, excludes: tuple[str, ...], plat: str) -> list[str]:
     if plat not in {"auto", *wheel.platforms}:
-        raise EnvironmentProblem(f"{wheel.path.name} is for Windows, not for {plat}", cure="leave --plat out")
+        raise EnvironmentProblem(f"{wheel.path.name} is for Windows, not for {plat}", fix="omit --plat")
     # --ignore-existing: a DLL that is in the wheel already is found there, instead of being looked for on PATH and copied again.
     return [sys.executable, "-m", "delvewheel", "repair", "--ignore-existing", "--exclude", os.pathsep.join(excludes)]
 
@@ -124,20 +123,20 @@ def _run(command: list[str], environment: Mapping[str, str]) -> None:
     done = process.run(command, env=variables, umask=0o022)
     said = f"{done.stdout}\n{done.stderr}".strip()
     if done.returncode and f"No module named {command[2]}" in said:
-        raise EnvironmentProblem(f"{command[2]} is not installed", cure="install the dependency group 'factory' of pyproject.toml")
+        raise EnvironmentProblem(f"{command[2]} is not installed", fix="install the dependency group 'factory' of pyproject.toml")
     if done.returncode:
         raise CheckFailed(f"{command[2]} refuses the wheel:\n{said}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("wheel", metavar="WHEEL", type=Path, help="a wheel as it was built")
-    add("-o", "--output", type=Path, default=OUTPUT, metavar="FOLDER", help="where the finished wheel goes (default: %(default)s)")
+    add("wheel", metavar="WHEEL", type=Path, help="a built wheel")
+    add("-o", "--output", type=Path, default=OUTPUT, metavar="FOLDER", help="output directory (default: %(default)s)")
     add(
         "--plat",
         default="auto",
         metavar="TAG",
-        help="the tag to prove: 'declared' in the matrix, one such as manylinux_2_31_x86_64, or 'auto': the best it earns (default)",
+        help="platform tag (as auditwheel --plat; default: auto), or 'declared': the tag of the matrix",
     )
 
 

@@ -1,7 +1,7 @@
-"""``python -m ci report``: one page that shows what is in the wheels.
+"""``python -m ci report``: write an HTML page about wheels.
 
-A self-contained HTML page about the wheels of a release: GPU architectures, sizes, libraries, audit, and what changed since another. It is
-written whatever the audit finds; python -m ci audit is the gate. The same wheels give the same bytes.
+The page needs no other file and shows GPU architectures, sizes, libraries, audit results, and changes since another release. It is written
+whatever the audit finds; use python -m ci audit as the gate. The same wheels give the same bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from .page import render
 
     page = render(make(args.wheels, against=args.against))
-    with whole(args.output, cure="give another file with -o") as part:
+    with whole(args.output, fix="give another file with -o") as part:
         part.write_text(page, "utf-8", newline="\n")
     print(args.output)
     return 0

@@ -102,7 +102,7 @@ def _parts(contents: Contents) -> dict[tuple[str, str], int]:
 
 
 def _statements(contents: Contents) -> Iterator[str]:
-    """What a wheel asks of the world, one line each."""
+    """What a wheel requires, one line each."""
     for module in contents.modules:
         yield f"{module.name} for {contents.slot.platform}"
         if module.facts:

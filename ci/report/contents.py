@@ -1,4 +1,4 @@
-"""What a wheel is made of, to the byte: its members, the device code of each architecture, and the host's code in each native binary."""
+"""What each byte of a wheel belongs to: its members, the device code of each architecture, and the host's code in each native binary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SECTIONS = (
 
 # Kinds of bytes, from the most to the least interesting, and their names in legends.
 KINDS: Mapping[str, str] = {
-    "sass": "GPU machine code",
+    "sass": "SASS",
     "ptx": "PTX",
     "code": "host code",
     "data": "constants",
@@ -57,7 +57,7 @@ PADDING = Label("other", "headers and padding")
 
 @dataclass(frozen=True)
 class Code:
-    """Native code that lies in one place: the folder of device code, or a native binary."""
+    """Native code of one file or directory: the folder of device code, or a native binary."""
 
     name: str
     size: int
@@ -81,7 +81,7 @@ class Component(NamedTuple):
     name: str
     version: str
     kind: str
-    licence: str
+    license: str
     hashed: bool  # pinned by a hash
 
 
@@ -244,6 +244,6 @@ def _bill(member: str, data: bytes) -> Bill:
 
 
 def _component(table: dict[str, Any]) -> Component:
-    licences = [each.get("expression") or each["license"].get("id") or each["license"]["name"] for each in table.get("licenses", [])]
+    licenses = [each.get("expression") or each["license"].get("id") or each["license"]["name"] for each in table.get("licenses", [])]
     hashed = any(each.get("hashes") for each in (table, *table.get("externalReferences", [])))
-    return Component(table["name"], table.get("version", ""), table["type"], ", ".join(licences), hashed)
+    return Component(table["name"], table.get("version", ""), table["type"], ", ".join(licenses), hashed)

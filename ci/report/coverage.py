@@ -62,7 +62,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Cell:
-    codes: tuple[Code, Code]  # machine code and PTX for the architecture
+    codes: tuple[Code, Code]  # SASS and PTX for the architecture
     served: tuple[Served, ...]  # to the GPUs of its compute capability, which may be code for an older one
     without: int  # fatbins that have nothing for them
 
@@ -109,13 +109,13 @@ def spell(kind: str, architecture: str) -> str:
 
 
 def _served(held: Iterable[tuple[str, str]], gpu: int) -> tuple[str, str] | None:
-    """Kind and name of the code that a GPU takes from a fatbin: the newest machine code of its family, or else PTX; None for neither."""
+    """Kind and name of the code that a GPU takes from a fatbin: the newest SASS of its family, or else PTX; None for neither."""
     fitting = [(kind == "sass", architecture_order(each), kind, each) for kind, each in held if _runs(kind, each, gpu)]
     return (best[2], spell(*best[2:])) if (best := max(fitting, default=None)) else None
 
 
 def _runs(kind: str, architecture: str, gpu: int) -> bool:
-    """Whether a GPU runs the code: `a` binds it to one compute capability; an `f`, or being machine code, to the family."""
+    """Whether a GPU runs the code: `a` binds it to one compute capability; an `f`, or being SASS, to the family."""
     number, variant = architecture_order(architecture)
     if variant == "a":
         return number == gpu

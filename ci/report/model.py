@@ -103,7 +103,7 @@ def make(paths: Sequence[Path], *, against: Sequence[Path] = ()) -> Report:
         judged.append(_judged(wheel, policy))
         wheels.append(verdict.without_binaries(wheel))  # native modules are large: little is kept of them
     if len({wheel.path.name for wheel in wheels}) < len(wheels):
-        raise EnvironmentProblem("the same wheel was given twice", cure="give each wheel once")
+        raise EnvironmentProblem("the same wheel was given twice", fix="give each wheel once")
     verdict.compare(wheels, results)
     architectures = {
         name

@@ -1,4 +1,4 @@
-"""The page itself: one HTML file that asks nothing of a network and runs nothing."""
+"""The page itself: one HTML file that needs no network and runs no script."""
 
 from __future__ import annotations
 

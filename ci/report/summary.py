@@ -1,7 +1,7 @@
-"""``python -m ci summary``: finished wheels and their change in size as a Markdown table.
+"""``python -m ci summary``: print finished wheels and their change in size as a Markdown table.
 
-Platform, tag, size, its change since an earlier release, native modules. An earlier release is a folder of wheels or a version on the
-index, of which only names and sizes are asked.
+The columns are platform, tag, size, change since an earlier release, and native modules. The earlier release is a directory of wheels, or a
+version on the index, of which only names and sizes are queried.
 """
 
 from __future__ import annotations
@@ -96,20 +96,20 @@ def _earlier(wanted: str, wheel: WheelFacts) -> Earlier | None:
     try:
         version = None if wanted == NEWEST else Version(wanted)
     except InvalidVersion:
-        raise EnvironmentProblem(f"{wanted!r} is neither a folder nor a version", cure=f"give one of these, or `{NEWEST}`") from None
+        raise EnvironmentProblem(f"{wanted!r} is neither a folder nor a version", fix=f"give one of these, or `{NEWEST}`") from None
     found = releases((remote.name, remote.size) for remote in named("pypi").files(wheel.project))
     if version is None:
         return last(found, wheel.version)
     if version not in found:
-        raise EnvironmentProblem(f"{wheel.project} {version} is not on the index", cure=f"give a folder of wheels, or `{NEWEST}`")
+        raise EnvironmentProblem(f"{wheel.project} {version} is not on the index", fix=f"give a folder of wheels, or `{NEWEST}`")
     return found[version]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a finished wheel")
-    add("--against", metavar="RELEASE", help="a folder of earlier wheels, a version on the index, or `newest`: the last before this one")
-    add("--output", type=Path, metavar="FILE", help="where the table goes, such as GITHUB_STEP_SUMMARY (default: stdout)")
+    add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a repaired wheel")
+    add("--against", metavar="RELEASE", help="a directory of earlier wheels, a version on the index, or `newest`: the one before this")
+    add("--output", type=Path, metavar="FILE", help="output file, such as GITHUB_STEP_SUMMARY (default: stdout)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -123,5 +123,5 @@ def run(args: argparse.Namespace) -> int:
     try:
         args.output.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise EnvironmentProblem(f"cannot write {args.output}: {error.strerror}", cure="give another --output") from error
+        raise EnvironmentProblem(f"cannot write {args.output}: {error.strerror}", fix="give another --output") from error
     return 0

@@ -1,4 +1,4 @@
-"""The audit's results, check by check, with what each check proves in the words of docs/factory/audit.md."""
+"""The audit's results, check by check, with what each check means, in the words of docs/factory/audit.md."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Result:
         return "bad" if self.violations else "unknown" if self.problems else "good"
 
     @property
-    def proves(self) -> str:
-        return proofs().get(self.check, "")
+    def meaning(self) -> str:
+        return meanings().get(self.check, "")
 
 
 def judge(wheel: Wheel, policy: Policy, results: dict[str, Result]) -> None:
@@ -59,7 +59,7 @@ def compare(wheels: Sequence[Wheel], results: dict[str, Result]) -> None:
 
 
 @cache
-def proofs() -> dict[str, str]:
-    """What each check proves, from the table in docs/factory/audit.md."""
+def meanings() -> dict[str, str]:
+    """What each check means, from the table in docs/factory/audit.md."""
     text = (REPOSITORY / "docs" / "factory" / "audit.md").read_text("utf-8")
     return {match[1]: match[2].strip() for match in re.finditer(r"^\| `([\w-]+)` \| (.+?) \|", text, re.MULTILINE)}

@@ -21,9 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for each in (install, verify, lock):
         each.add_argument("roots", nargs="*", metavar="ROOT", help=", ".join(roots.declared()))
     path.add_argument("root", metavar="ROOT", help=", ".join(roots.declared()))
-    lock.add_argument("--check", action="store_true", help="write nothing, fail if a file would change")
+    lock.add_argument("--check", action="store_true", help="write nothing; fail if a lock would change")
     for each in (install, verify):
-        each.add_argument("--cuda", action="append", choices=list(matrix.load().cuda), help="of this CUDA version and device; repeatable")
+        each.add_argument(
+            "--cuda", action="append", choices=list(matrix.load().cuda), help="roots of this CUDA version, and device; repeatable"
+        )
     for each in (install, verify, path, listing):
         console.add_platform(each)
     for each in (install, verify, listing):
@@ -37,7 +39,7 @@ def _chosen(args: argparse.Namespace) -> dict[str, matrix.Platform]:
 
 
 def _install(args: argparse.Namespace) -> int:
-    """Install roots; a complete root is used as it is."""
+    """Install roots; complete roots are not changed."""
     from . import provision
 
     done = [provision.install(name, platform) for name, platform in _chosen(args).items()]
@@ -51,7 +53,7 @@ def _install(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    """Hash every file of installed roots again."""
+    """Recheck the SHA-256 of every file of installed roots."""
     chosen = _chosen(args)
     found = {}
     for name, platform in chosen.items():
@@ -63,13 +65,13 @@ def _verify(args: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
     if damaged := [name for name, lines in found.items() if lines]:
         where = ", ".join(str(roots.directory(name, chosen[name])) for name in damaged)
-        cure = f"remove {where} and install again, which takes anew what uv's cache has damaged"
-        raise CheckFailed(f"not as installed: {', '.join(damaged)}\n  cure: {cure}")
+        fix = f"remove {where} and install again, which downloads the damaged files of uv's cache again"
+        raise CheckFailed(f"not as installed: {', '.join(damaged)}\n  fix: {fix}")
     return 0
 
 
 def _lock(args: argparse.Namespace) -> int:
-    """Write the locked requirement files from ci/toolkit/locks/toolkits.toml."""
+    """Resolve ci/toolkit/locks/toolkits.toml, and write the locks."""
     from . import lock
 
     differs = False
@@ -85,18 +87,18 @@ def _lock(args: argparse.Namespace) -> int:
         differs |= new != old
         print(f"{name}: {'unchanged' if new == old else 'differs' if args.check else 'written'}")
     if differs and args.check:
-        raise CheckFailed("a lock differs from toolkits.toml\n  cure: python -m ci toolkit lock")
+        raise CheckFailed("a lock differs from toolkits.toml\n  fix: python -m ci toolkit lock")
     return 0
 
 
 def _path(args: argparse.Namespace) -> int:
-    """Print the folder of an installed root."""
+    """Print the directory of an installed root."""
     print(roots.root_path(args.root, matrix.platform(args.platform)))
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
-    """List the roots and what is installed."""
+    """List the roots, and which of them are installed."""
     platform = matrix.platform(args.platform)
     rows = []
     for name, root in roots.declared().items():

@@ -72,13 +72,13 @@ def wheels_for(root: roots.Root, platform: matrix.Platform) -> list[Wheel]:
     if lacking := set(root.packages) - {wheel.requirement for wheel in chosen}:
         raise EnvironmentProblem(
             f"the lock {root.lock_file} lacks the platform {platform.name}: it holds no wheel of {', '.join(sorted(lacking))} for it",
-            cure=f"let `platforms` of {root.name} in ci/toolkit/locks/toolkits.toml cover it; `python -m ci toolkit lock {root.name}`",
+            fix=f"let `platforms` of {root.name} in ci/toolkit/locks/toolkits.toml cover it; `python -m ci toolkit lock {root.name}`",
         )
     return chosen
 
 
 def resolve(root: roots.Root) -> str:
-    """Ask the package index for the wheels of a root on each of its platforms, and give the lock's text."""
+    """Query the package index for the wheels of a root on each of its platforms, and return the lock's text."""
     found = [wheel for name in root.platforms for wheel in _resolve(root, matrix.load().platform(name))]
     order = {requirement: place for place, requirement in enumerate(root.packages)}
     return render(sorted(found, key=lambda wheel: order[wheel.requirement]))
@@ -104,7 +104,7 @@ def _wheel(package: dict[str, Any], platform: matrix.Platform, folder: Path) -> 
     if not package.get("wheels"):
         raise EnvironmentProblem(
             f"{requirement} has no wheel for {platform.name}",
-            cure="choose another version, or restrict `platforms` of the root, in toolkits.toml",
+            fix="choose another version, or restrict `platforms` of the root, in toolkits.toml",
         )
     entry = package["wheels"][0]
     location = entry.get("url") or (folder / entry["path"]).resolve().as_uri()
@@ -115,13 +115,13 @@ def _wheel(package: dict[str, Any], platform: matrix.Platform, folder: Path) -> 
 
 
 def _size(location: str) -> int:
-    """The bytes of a wheel, asked of the server, since not every index tells its sizes."""
+    """The size of a wheel, queried from the server, since not every index has sizes."""
     request = urllib.request.Request(location, method="HEAD")  # noqa: S310 - a location that uv resolved
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
             return int(answer.headers["Content-Length"])
     except (urllib.error.URLError, TypeError, ValueError) as error:
-        raise EnvironmentProblem(f"the size of {location} cannot be asked: {error}", cure="check the network, then lock again") from error
+        raise EnvironmentProblem(f"the size of {location} cannot be queried: {error}", fix="check the network, then lock again") from error
 
 
 def _digest(location: str) -> str:

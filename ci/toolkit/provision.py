@@ -1,6 +1,6 @@
 """Install a root: unpack the locked wheels into a staging folder, arrange them, write the manifest, rename into place.
 
-A root's folder appears by one rename, complete. Whoever is killed leaves only a staging folder, which the next one removes.
+A root's folder appears by one rename, complete. A killed process leaves only a staging directory, which the next one removes.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def _fill(root: roots.Root, platform: Platform, staging: Path) -> None:
             return
         if not again:
             packages = manifest.packages(staging, damaged)
-            console.say(f"{root.name}: uv's cache is damaged ({damaged[0]}): taking {', '.join(packages)} anew")
+            console.say(f"{root.name}: uv's cache is damaged ({damaged[0]}): downloading {', '.join(packages)} again")
             uv.run("cache", "clean", *packages, cwd=staging)
             shutil.rmtree(staging)
             staging.mkdir()
     raise CheckFailed(
-        f"the wheels of {root.name} are not what they say themselves:\n  "
+        f"a wheel of {root.name} does not match its RECORD:\n  "
         + "\n  ".join(damaged)
-        + "\n  cure: another version in ci/toolkit/locks/toolkits.toml, and a word to its publisher"
+        + "\n  fix: another version in ci/toolkit/locks/toolkits.toml, and a word to its publisher"
     )
 
 
@@ -113,7 +113,7 @@ def _complete(target: Path) -> bool:
 
 
 def _stale(target: Path) -> list[Path]:
-    """What killed processes left of this root: to whoever holds the lock, every staging folder.
+    """What killed processes left of this root: to the holder of the lock, every staging directory.
 
     The uv of a killed process may live on for a while and write there, which makes removing fail; a later run tries again.
     """
@@ -145,7 +145,7 @@ def _check_space(root: roots.Root, folder: Path) -> None:
     if free < root.unpacked_bytes:
         raise EnvironmentProblem(
             f"the disk is too full: {root.name} takes {root.unpacked_bytes >> 20} MiB, {folder} has {free >> 20} MiB free",
-            cure="free space, or set MLX_CUDA_TOOLKITS to a folder on a larger disk",
+            fix="free space, or set MLX_CUDA_TOOLKITS to a folder on a larger disk",
         )
 
 
@@ -172,7 +172,7 @@ def _translated(target: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise uv.explain(os.strerror(errno.ENOSPC), error.errno) from error
-        cure = "make the folder writable, or set MLX_CUDA_TOOLKITS to one that is"
+        fix = "make the folder writable, or set MLX_CUDA_TOOLKITS to one that is"
         if error.errno in {errno.EEXIST, errno.ENOTDIR, errno.ELOOP}:
-            cure = f"remove or mend what is in the place of the folder {target.parent}, or set MLX_CUDA_TOOLKITS to another"
-        raise EnvironmentProblem(f"{target.name} cannot be written: {error}", cure=cure) from error
+            fix = f"remove what is at {target.parent}, or set MLX_CUDA_TOOLKITS to another directory"
+        raise EnvironmentProblem(f"{target.name} cannot be written: {error}", fix=fix) from error

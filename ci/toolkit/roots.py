@@ -60,23 +60,23 @@ def parse(text: str) -> dict[str, Root]:
 
 def find(name: str) -> Root:
     if name not in declared():
-        raise EnvironmentProblem(f"unknown root {name!r}", cure=f"use one of {', '.join(declared())}")
+        raise EnvironmentProblem(f"unknown root {name!r}", fix=f"use one of {', '.join(declared())}")
     return declared()[name]
 
 
 def lock_text(root: Root) -> str:
     if not root.lock_file.is_file():
-        raise EnvironmentProblem(f"{root.name} is not locked: {root.lock_file} is missing", cure=f"python -m ci toolkit lock {root.name}")
+        raise EnvironmentProblem(f"{root.name} is not locked: {root.lock_file} is missing", fix=f"python -m ci toolkit lock {root.name}")
     return root.lock_file.read_text("utf-8")
 
 
 def cache_directory() -> Path:
-    """Where all roots lie: ``MLX_CUDA_TOOLKITS``, or the user's cache directory."""
+    """The directory of all roots: ``MLX_CUDA_TOOLKITS``, or the user's cache directory."""
     chosen = os.environ.get("MLX_CUDA_TOOLKITS")
     if chosen:
         return Path(chosen).absolute()
     if (cache := user_cache(matrix.load().name)) is None:
-        raise EnvironmentProblem("the user has no home directory, where toolkits would be kept", cure="set MLX_CUDA_TOOLKITS to a folder")
+        raise EnvironmentProblem("the user has no home directory, where toolkits would be kept", fix="set MLX_CUDA_TOOLKITS to a folder")
     return cache / "toolkits"
 
 
@@ -89,12 +89,12 @@ def directory(name: str, platform: matrix.Platform) -> Path:
 def installed(name: str, platform: matrix.Platform) -> tuple[Path, dict[str, manifest.Entry]]:
     """The folder of an installed root and what it holds: its manifest is there, and every file it lists, with the right size."""
     path = directory(name, platform)
-    cure = f"python -m ci toolkit install {name} --platform {platform.name}"
+    fix = f"python -m ci toolkit install {name} --platform {platform.name}"
     files = manifest.read(path)
     if files is None:
-        raise EnvironmentProblem(f"{name} for {platform.name} is not installed ({path})", cure=cure)
+        raise EnvironmentProblem(f"{name} for {platform.name} is not installed ({path})", fix=fix)
     if lacking := manifest.lacking(path, files):
-        raise EnvironmentProblem(f"{path} is incomplete: {len(lacking)} files missing or cut, the first is {lacking[0]}", cure=cure)
+        raise EnvironmentProblem(f"{path} is incomplete: {len(lacking)} files missing or cut, the first is {lacking[0]}", fix=fix)
     return path, files
 
 

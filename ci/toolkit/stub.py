@@ -1,4 +1,4 @@
-"""A stand-in for the driver's library, ``libcuda.so.1``, to link against where there is no driver.
+"""A stub of the driver's library, ``libcuda.so.1``, to link against where there is no driver.
 
 It is written directly as a minimal ELF shared object, so that any machine makes the stub of any platform, without a compiler.
 Every function returns CUDA_ERROR_STUB_LIBRARY: a program that runs with the stub is told that the driver is missing.

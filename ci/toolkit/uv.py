@@ -55,7 +55,7 @@ def executable() -> str:
 
         return find_uv_bin()
     except (ImportError, FileNotFoundError):
-        raise EnvironmentProblem("uv, which downloads the toolkits, is missing", cure=f"{sys.executable} -m pip install uv") from None
+        raise EnvironmentProblem("uv, which downloads the toolkits, is missing", fix=f"{sys.executable} -m pip install uv") from None
 
 
 def run(*arguments: str, cwd: Path) -> None:
@@ -73,7 +73,7 @@ def run(*arguments: str, cwd: Path) -> None:
 
 
 def explain(said: str, code: int) -> EnvironmentProblem:
-    for pattern, meaning, cure in _CAUSES:
+    for pattern, meaning, fix in _CAUSES:
         if re.search(pattern, said):
-            return EnvironmentProblem(f"uv failed: {meaning}", cure=cure)
+            return EnvironmentProblem(f"uv failed: {meaning}", fix=fix)
     return EnvironmentProblem(f"uv failed with exit code {code}; its messages are above")

@@ -1,1 +1,1 @@
-"""A finished wheel on this machine: loaded with stand-ins, or installed in a fresh environment and tested."""
+"""A finished wheel on this machine: loaded with stub libraries, or installed in a fresh environment and tested."""

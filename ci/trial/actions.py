@@ -38,7 +38,7 @@ class Run:
         if not re.fullmatch(REPOSITORY, named):
             raise EnvironmentProblem(
                 f"run {target} of which repository?",
-                cure="give --repository OWNER/NAME, or the address of the run's page instead of its id",
+                fix="give --repository OWNER/NAME, or the address of the run's page instead of its id",
             )
         return cls(named, int(target))
 
@@ -46,21 +46,21 @@ class Run:
         return f"run {self.number} of {self.repository}"
 
 
-def ask(run: Run, path: str, *options: str, into: Path | None = None) -> str:
+def query(run: Run, path: str, *options: str, into: Path | None = None) -> str:
     """What GitHub's API says under this path of a run's repository; into a file, if one is given."""
     place = f"repos/{run.repository}/actions/{path}"
-    return gh.api(run.host, place, *options, into=into, what=str(run), otherwise="or download the artifact by hand and give its zip")
+    return gh.api(run.host, place, *options, into=into, what=str(run), otherwise="or download the artifact yourself and give its zip")
 
 
 def choose(artifacts: Sequence[dict[str, Any]], run: Run) -> list[dict[str, Any]]:
     """The artifacts to download: those named after this platform if there are any, or else all."""
     named = [each for each in artifacts if host_platform().name in each["name"]] or list(artifacts)
     if not named:
-        raise EnvironmentProblem(f"{run} has no artifacts", cure="wait until its jobs are done")
+        raise EnvironmentProblem(f"{run} has no artifacts", fix="wait until its jobs are done")
     alive = [each for each in named if not each["expired"]]
     if not alive:
         names = ", ".join(each["name"] for each in named)
-        raise EnvironmentProblem(f"the artifacts of {run} have expired: {names}", cure="run the workflow again")
+        raise EnvironmentProblem(f"the artifacts of {run} have expired: {names}", fix="run the workflow again")
     for each in alive:
         if each["size_in_bytes"] > MAX_BYTES:
             mib = each["size_in_bytes"] / 2**20
@@ -71,11 +71,11 @@ def choose(artifacts: Sequence[dict[str, Any]], run: Run) -> list[dict[str, Any]
 def download(run: Run, folder: Path) -> list[Path]:
     """Download a run's artifacts for this platform into a temporary folder; returns their zips, which are as they were uploaded."""
     folder.mkdir(parents=True, exist_ok=True)
-    pages = ask(run, f"runs/{run.number}/artifacts?per_page=100", "--paginate", "--jq", ".artifacts[]")
+    pages = query(run, f"runs/{run.number}/artifacts?per_page=100", "--paginate", "--jq", ".artifacts[]")
     zips = []
     for each in choose([json.loads(line) for line in pages.splitlines()], run):
         path = folder / f"{int(each['id'])}.zip"
-        ask(run, f"artifacts/{each['id']}/zip", into=path)
+        query(run, f"artifacts/{each['id']}/zip", into=path)
         if each.get("digest") and each["digest"] != f"sha256:{sha256(path)}":
             raise CheckFailed(f"artifact {each['name']!r} is not what was uploaded: it has sha256 {sha256(path)}, not {each['digest']}")
         zips.append(path)

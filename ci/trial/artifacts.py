@@ -1,4 +1,4 @@
-"""From what somebody downloaded (a wheel, a folder, an artifact's zip) to the wheel of this project that fits an interpreter.
+"""From a download (a wheel, a folder, an artifact's zip) to the wheel of this project that fits an interpreter.
 
 Everything here may come from a stranger's pull request: names and sizes are judged before a byte is unpacked, and only wheels are.
 """
@@ -30,11 +30,11 @@ def obtain(target: str, folder: Path, *, repository: str | None = None) -> list[
         found = _find(target, folder, repository)
     except OSError as error:
         raise EnvironmentProblem(
-            f"cannot unpack {target}: {error.strerror or error}", cure="free space, or set TMPDIR to a folder on a larger disk"
+            f"cannot unpack {target}: {error.strerror or error}", fix="free space, or set TMPDIR to a folder on a larger disk"
         ) from error
     if not found:
         raise EnvironmentProblem(
-            f"{target} holds no wheel", cure="give a .whl file, a folder with some, the zip of an artifact, or the id of a workflow run"
+            f"{target} holds no wheel", fix="give a .whl file, a folder with some, the zip of an artifact, or the id of a workflow run"
         )
     own = [wheel.resolve() for wheel in found if wheel.name.startswith(f"{load().module}-")]
     if not own:
@@ -53,7 +53,7 @@ def _find(target: str, folder: Path, repository: str | None) -> list[Path]:
 
     run = actions.Run.parse(target, repository)
     if run is None:
-        raise EnvironmentProblem(f"there is no {target}", cure="check the path; a workflow run is given by its id or its page's address")
+        raise EnvironmentProblem(f"there is no {target}", fix="check the path; a workflow run is given by its id or its page's address")
     return [wheel for zipped in actions.download(run, folder) for wheel in unpack(zipped, zipped.with_suffix(""))]
 
 
@@ -65,7 +65,7 @@ def unpack(path: Path, folder: Path) -> list[Path]:
         for entry in archive.judged(path, zipped):
             name = PurePosixPath(entry.filename).name
             if name.lower().endswith(".zip"):
-                raise CheckFailed(f"{path.name} holds another zip, {name!r}\n  cure: look at it, and give the inner one")
+                raise CheckFailed(f"{path.name} holds another zip, {name!r}\n  fix: look at it, and give the inner one")
             if name in entries:
                 raise CheckFailed(f"{path.name} holds {name!r} more than once")
             if name.endswith(".whl"):

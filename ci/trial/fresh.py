@@ -30,7 +30,7 @@ _VERSION = "import platform, sysconfig; print(platform.python_version() + ('t' i
 
 @dataclass(frozen=True)
 class Fresh:
-    """An environment in ``folder``; whoever made the folder removes it."""
+    """An environment in ``folder``; its maker removes the directory."""
 
     folder: Path
 
@@ -41,7 +41,7 @@ class Fresh:
         done = _uv("venv", "--quiet", "--no-project", "--python", wanted, str(folder.absolute()))
         if done.returncode:
             said = done.stderr.strip().partition("\n")[0].removeprefix("error: ")
-            raise EnvironmentProblem(f"no environment for Python {wanted}: {said}", cure="give the path of an installed interpreter")
+            raise EnvironmentProblem(f"no environment for Python {wanted}: {said}", fix="give the path of an installed interpreter")
         return cls(folder.absolute())
 
     @property
@@ -86,7 +86,7 @@ class Fresh:
         return process.run([self.python, *arguments], cwd=cwd or self.folder, env=environment, show=show)
 
     def doctor(self) -> dict[str, Any]:
-        """What the package's ``doctor --json`` finds: its version under its name, ``ok``, ``checks`` (name, status, summary, cure)."""
+        """What the package's ``doctor --json`` finds: its version under its name, ``ok``, ``checks`` (name, status, summary, fix)."""
         done = self.run("-m", load().module, "doctor", "--json")
         try:
             report: dict[str, Any] = json.loads(done.stdout)

@@ -1,10 +1,10 @@
-"""``python -m ci load``: load a Linux wheel's native modules with stand-ins for MLX and CUDA.
+"""``python -m ci load``: load a Linux wheel's native modules with stub libraries for MLX and CUDA.
 
-MLX's own wheels need a newer glibc than ours do, and CUDA's are gigabytes: neither can be there in a manylinux container or on an old
-distribution. So each library outside the wheel is replaced by a stand-in that exports the symbols that the modules ask for; glibc,
-libstdc++ and Python are the real ones. What it proves is that the system's loader accepts the modules, with every symbol bound, that it
-has each symbol version they need, and that their static initialisers run. Nothing is called. Exit codes: 0 all loaded, 1 some did not
-(the loader's words are on stderr), 2 usage or environment.
+MLX's wheels need a newer glibc than ours, and CUDA's are gigabytes, so neither is available in a manylinux container or on an old
+distribution. Each library outside the wheel is replaced by a stub library, which exports the undefined symbols of the modules; glibc,
+libstdc++ and Python are the real ones. The command checks that the system's loader accepts the modules and binds every symbol, that the
+system has each symbol version, and that static initializers run. No function is called. Exit codes: 0 all loaded, 1 a module was not loaded
+(the loader's message is on stderr), 2 usage or environment.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from . import variables
 if TYPE_CHECKING:
     from ..wheelfile.wheel import Wheel
 
-# Runs where nothing is installed, on any Python 3. One older than the wheel's lacks some of the stable ABI: a stand-in has it.
+# Runs where nothing is installed, on any Python 3. One older than the wheel's lacks some of the stable ABI: a stub has it.
 SCRIPT = """\
 import ctypes, os, platform, sys
 here = os.path.dirname(os.path.abspath(__file__))
+machine = open(os.path.join(here, "machine")).read()
+if machine != platform.machine():
+    sys.exit("wrong architecture: the wheel is for %s, this Python for %s" % (machine, platform.machine()))
 def files(folder):
     return [os.path.join(here, folder, name) for name in sorted(os.listdir(os.path.join(here, folder)))]
 for path in files("outside") + (files("python") if sys.version_info < (3, 10) else []):
@@ -39,11 +42,11 @@ for path in files("modules"):
 
 
 def prepare(wheel: Wheel, folder: Path) -> None:
-    """Write the native modules, the stand-ins and the script that loads them into ``folder``."""
+    """Write the native modules, the stub libraries and the script that loads them into ``folder``."""
     from ..toolkit.stub import shared_object
 
     if wheel.system != "linux":
-        raise EnvironmentProblem(f"{wheel.path.name} is for Windows", cure="give a Linux wheel; Windows wheels are tested with `ci try`")
+        raise EnvironmentProblem(f"{wheel.path.name} is for Windows", fix="give a Linux wheel; Windows wheels are tested with `ci try`")
     wheel.readable()
     outside = {library.files["linux"] for extra in matrix().extras for library in extra.libraries} | {matrix().driver.get("linux", "")}
     modules = {name: binary for name, binary in wheel.binaries.items() if PurePosixPath(name).parent.name == matrix().module}
@@ -57,11 +60,11 @@ def prepare(wheel: Wheel, folder: Path) -> None:
     (machine,) = {binary.machine for binary in modules.values()}
     written: dict[str, bytes] = {f"modules/{PurePosixPath(name).name}": wheel.members[name] for name in modules}
     # The symbols are in one library of their own: ELF does not say where an unversioned one is to come from, and of a library that a
-    # version names glibc expects that it has versions. The stand-ins under the libraries' names are empty.
+    # version names glibc expects that it has versions. The stubs under the libraries' names are empty.
     empty = {name for binary in modules.values() for name in binary.needed} & outside
-    stand_ins = {"outside/0-symbols.so": foreign, "python/libpython3.so": python, **{f"outside/{soname}": [] for soname in empty}}
-    written |= {name: shared_object(machine, PurePosixPath(name).name, symbols) for name, symbols in stand_ins.items()}
-    written["load.py"] = SCRIPT.encode()
+    stubs = {"outside/0-symbols.so": foreign, "python/libpython3.so": python, **{f"outside/{soname}": [] for soname in empty}}
+    written |= {name: shared_object(machine, PurePosixPath(name).name, symbols) for name, symbols in stubs.items()}
+    written |= {"load.py": SCRIPT.encode(), "machine": machine.encode()}
     for name, data in written.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
@@ -69,15 +72,15 @@ def prepare(wheel: Wheel, folder: Path) -> None:
 
 def load(folder: Path, before: Sequence[str], env: Mapping[str, str] | None = None) -> bool:
     """Run the script of a prepared folder; ``before`` is the command that runs a Python there. Its words go to stdout and stderr."""
-    cure = f"install {before[0]}, or name another"
-    return process.run([*before, folder / "load.py"], cure=cure, env=env, stdout=None, stderr=None).returncode == 0
+    fix = f"install {before[0]}, or name another"
+    return process.run([*before, folder / "load.py"], fix=fix, env=env, stdout=None, stderr=None).returncode == 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("wheel", metavar="WHEEL", type=Path, help="a finished Linux wheel")
-    parser.add_argument("--python", action="append", help="interpreter to load them with; repeatable (default: this one)")
+    parser.add_argument("wheel", metavar="WHEEL", type=Path, help="a repaired Linux wheel")
+    parser.add_argument("--python", action="append", help="interpreter that loads them; repeatable (default: this one)")
     parser.add_argument("--image", action="append", default=[], help="container image to load them in, with its python3; repeatable")
-    parser.add_argument("--engine", default="podman", help="what runs images: podman (default) or docker")
+    parser.add_argument("--engine", default="podman", help="container engine: podman (default) or docker")
 
 
 def check(wheel: Path, *, pythons: Sequence[str] = (), images: Sequence[str] = (), engine: str = "podman") -> None:
@@ -92,7 +95,7 @@ def check(wheel: Path, *, pythons: Sequence[str] = (), images: Sequence[str] = (
         in_image = [engine, "run", "--rm", "--network=none", f"--volume={folder}:/load:ro"]
         loaded += [load(Path("/load"), [*in_image, image, "python3"]) for image in images]
     if not all(loaded):
-        raise CheckFailed(f"{wheel.name} does not load; the loader's words are above")
+        raise CheckFailed(f"{wheel.name} does not load; the loader's message is above")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,10 +1,9 @@
-"""``python -m ci origin``: refuse the artifacts of a workflow run that are not ours to execute.
+"""``python -m ci origin``: refuse the artifacts of a workflow run that must not run on our machines.
 
-They may be executed on our own machines only if a workflow of this repository that makes wheels has made them, and somebody who may write
-to the repository started it, on one of its own commits. What a pull request built is its author's code, and an artifact does not show
-where it comes from. A run has to be over and successful, unless it is the very run that asks: its jobs say what has to come before.
-GITHUB_REPOSITORY and GITHUB_RUN_ID name the repository and the asking run. GitHub is asked by gh, its command line, which is logged in or
-has GH_TOKEN in the environment.
+Accepts a run only if it is of a workflow of this repository that builds wheels, was started with write access, and built a
+commit of this repository. A pull request's wheels are its author's code, and an artifact does not show its origin. The run must be finished
+and successful, unless it is the run that calls this command, whose job order ensures it. GITHUB_REPOSITORY and GITHUB_RUN_ID name the
+repository and the calling run. gh queries GitHub; it must be logged in, or GH_TOKEN must be set.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import CheckFailed, EnvironmentProblem
-from .actions import ID, REPOSITORY, Run, ask
+from .actions import ID, REPOSITORY, Run, query
 
 # Events that need the permission to write. Any other one is refused, those that GitHub has not invented yet included.
 TRUSTED = {"push", "schedule", "workflow_dispatch"}
@@ -45,21 +44,21 @@ def objection(described: Mapping[str, Any], run: Run, *, itself: bool) -> str | 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_id", metavar="ID", help="the id of a workflow run of this repository: digits alone")
+    parser.add_argument("run_id", metavar="ID", help="id of a workflow run of this repository (digits)")
 
 
 def run(args: argparse.Namespace) -> int:
     if not re.fullmatch(ID, args.run_id):
-        raise EnvironmentProblem(f"{args.run_id!r} is no id of a workflow run", cure="give the digits at the end of its page's address")
+        raise EnvironmentProblem(f"{args.run_id!r} is no id of a workflow run", fix="give the digits at the end of its page's address")
     repository = os.environ.get("GITHUB_REPOSITORY", "")
     if not re.fullmatch(REPOSITORY, repository):
         raise EnvironmentProblem(
-            f"run {args.run_id} of which repository?", cure="set GITHUB_REPOSITORY to OWNER/NAME, as GitHub's workflows do"
+            f"run {args.run_id} of which repository?", fix="set GITHUB_REPOSITORY to OWNER/NAME, as GitHub's workflows do"
         )
     target = Run(repository, int(args.run_id))
-    described = json.loads(ask(target, f"runs/{target.number}"))
+    described = json.loads(query(target, f"runs/{target.number}"))
     if reason := objection(described, target, itself=args.run_id == os.environ.get("GITHUB_RUN_ID")):
-        cure = f"start wheels.yml on a branch of {target.repository}, and wait for its end"
-        raise CheckFailed(f"the artifacts of {target} are not executed here: {reason}\n  cure: {cure}")
+        fix = f"start wheels.yml on a branch of {target.repository}, and wait for its end"
+        raise CheckFailed(f"the artifacts of {target} may not run here: {reason}\n  fix: {fix}")
     print(f"{target}: {described['event']} of {described.get('head_branch')}, {described['path']}")
     return 0

@@ -1,11 +1,10 @@
 """``python -m ci try``: install a built wheel in a fresh environment, and test it on this machine.
 
-It is installed as a user would, its doctor and its tests are run. The tests are copied out of the repository into a folder that holds
-nothing else, so that the package can only come from the wheel. A run's artifacts are downloaded by gh, GitHub's command line, which is
-logged in or has GH_TOKEN in the environment. None of the caller's tokens, passwords and settings is handed to the wheel's code, which has
-a home folder of its own. It runs as the caller all the same, and can look for them: in files and, on Linux, in other processes. Try a
-stranger's wheel as another user, or on a machine that is thrown away. Exit codes: 0 it works here, 1 it does not or was refused, 2 usage
-or environment.
+Installs the wheel as a user would, and runs its doctor and its tests. The tests are copied out of the repository, so that they import the
+wheel's package. gh downloads the artifacts of a run; it must be logged in, or GH_TOKEN must be set. The wheel's code gets a home directory
+of its own and none of your tokens, passwords and settings. It still runs as your user and can read your files and, on Linux, other
+processes. Test untrusted wheels as another user or on a disposable machine. Exit codes: 0 the wheel works here, 1 it does not, or was
+refused, 2 usage or environment.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ class Trial:
             fresh.install(options=["--target", str(_needs(fresh)), *locked])
         except CheckFailed as error:
             raise EnvironmentProblem(
-                f"the tests cannot be prepared: {error}", cure="lock the group package-tests anew: python -m ci bump --tools"
+                f"the tests cannot be prepared: {error}", fix="lock the group package-tests again: python -m ci bump --tools"
             ) from error
 
     def _install(self, fresh: Fresh, outcome: Outcome) -> None:
@@ -131,10 +130,10 @@ class Trial:
         stage("doctor")
         outcome.doctor = fresh.doctor()
         failed = [check for check in outcome.doctor["checks"] if check["status"] == "fail"]
-        outcome.problems += [f"doctor: {check['name']}: {check['summary']}\n  cure: {check['cure']}" for check in failed]
+        outcome.problems += [f"doctor: {check['name']}: {check['summary']}\n  fix: {check.get('fix') or check['cure']}" for check in failed]
 
     def _test(self, fresh: Fresh, outcome: Outcome) -> None:
-        self._prove_origin(fresh, outcome)
+        self._check_origin(fresh, outcome)
         required = "1" if outcome.gpu else "0"  # with a GPU its tests have to run: MLX not seeing it is a failure
         place = ("gpu" if outcome.gpu else "try") if outcome.row else ""  # of tests/skips.toml: a row skips what is declared
         variables = {"MLX_CUDA_REQUIRE_GPU": required, "MLX_CUDA_PLACE": place, "PYTHONPATH": str(_needs(fresh))}
@@ -151,7 +150,7 @@ class Trial:
             elif done.returncode or not tests.passed:
                 outcome.problems.append(f"tests/{suite}: pytest ended with exit code {done.returncode} after {tests.passed} passed tests")
 
-    def _prove_origin(self, fresh: Fresh, outcome: Outcome) -> None:
+    def _check_origin(self, fresh: Fresh, outcome: Outcome) -> None:
         """Whatever the tests import comes from this environment, and is what the wheel's name says."""
         done = fresh.run("-W", "ignore", "-c", _ORIGIN, cwd=self.work)
         if done.returncode:
@@ -170,7 +169,7 @@ class Trial:
         checkout["PYTHONPATH"] = str(_needs(fresh))
         done = fresh.run("-m", "benchmarks", "run", "-o", str(results), "--wheel", str(wheel), cwd=self.work, env=checkout, show=True)
         if results.is_file():
-            with whole(output, cure="give another --benchmark") as part:
+            with whole(output, fix="give another --benchmark") as part:
                 shutil.copyfile(results, part)
             outcome.benchmark = str(output)
         if done.returncode:
@@ -178,15 +177,15 @@ class Trial:
 
 
 def _needs(fresh: Fresh) -> Path:
-    """Where the packages lie that the tests need."""
+    """The directory of the packages that the tests need."""
     return fresh.folder / "needs"
 
 
 def tags(fresh: Fresh) -> list[Tag]:
-    """What the environment's Python takes, best first: asked of itself, with this interpreter's packaging."""
+    """What the environment's Python takes, best first: queried from itself, with this interpreter's packaging."""
     done = fresh.run("-c", _TAGS, env={"PYTHONPATH": str(Path(packaging.__file__).parent.parent)})
     if done.returncode:
-        raise EnvironmentProblem(f"{fresh.python} does not tell its tags: {done.stderr.strip()}", cure="give another --python")
+        raise EnvironmentProblem(f"{fresh.python} does not tell its tags: {done.stderr.strip()}", fix="give another --python")
     return [tag for line in done.stdout.split() for tag in parse_tag(line)]
 
 
@@ -207,16 +206,20 @@ def read(report: Path) -> Tests:
 def copy_tests(folder: Path) -> Path:
     """Copy the tests and the benchmarks, which have parts in common, and nothing of the package or the factory, or what is built on it."""
     ignore = shutil.ignore_patterns("__pycache__", "ci", "models", "pipeline", "results", "soak", "upstream")
+    needed = (Path("tests", "package"), Path("pyproject.toml"), REQUIREMENTS)  # the last two: pytest's settings, and what the tests need
+    if missing := [path.as_posix() for path in needed if not (REPOSITORY / path).exists()]:
+        raise EnvironmentProblem(f"this checkout lacks {', '.join(missing)}", fix="add it: the tests of tests/package are run with it")
     for name in ("tests", "benchmarks"):
-        shutil.copytree(REPOSITORY / name, folder / name, ignore=ignore)
-    for file in ("pyproject.toml", REQUIREMENTS):  # pytest's settings, and what the tests need
+        if (REPOSITORY / name).is_dir():
+            shutil.copytree(REPOSITORY / name, folder / name, ignore=ignore)
+    for file in needed[1:]:
         shutil.copy(REPOSITORY / file, folder)
     return folder
 
 
 @contextmanager
 def _workspace(*, keep: bool) -> Iterator[Path]:
-    """A temporary folder, removed whatever happens; ``keep`` leaves it once the trial has come to its end."""
+    """A temporary folder, removed whatever happens; ``keep`` leaves it after a complete trial."""
     folder, ended = Path(tempfile.mkdtemp(prefix=f"{load().name}-try-")), False
     try:
         yield folder
@@ -250,10 +253,10 @@ def declared(names: Sequence[str]) -> list[Case]:
     """The rows of the matrix with these names, which this machine has to fit."""
     rows = [load().row(name) for name in names]
     if not rows:
-        raise EnvironmentProblem("--row names no row", cure="give a name; `python -m ci matrix` prints them")
+        raise EnvironmentProblem("--row names no row", fix="give a name; `python -m ci matrix` prints them")
     for row in rows:
         if row.platform != host_platform().name:
-            raise EnvironmentProblem(f"the row {row.name} is not for this machine's {host_platform().name}", cure="leave it out")
+            raise EnvironmentProblem(f"the row {row.name} is not for this machine's {host_platform().name}", fix="leave it out")
         if row.gpu:
             gpu.fits(row)
     return [Case(row.extra, bool(row.gpu), row.python, row.name) for row in rows]
@@ -272,10 +275,10 @@ def asked(args: argparse.Namespace) -> list[Case]:
 
 def run(args: argparse.Namespace) -> int:
     if args.row and (args.extra or args.python):
-        raise EnvironmentProblem("a row says which Python and extra it is", cure="leave --extra and --python out")
+        raise EnvironmentProblem("a row says which Python and extra it is", fix="omit --extra and --python")
     cases = declared(" ".join(args.row).split()) if args.row else asked(args)
     if args.benchmark and not cases[0].on_gpu:
-        raise EnvironmentProblem("a benchmark needs a GPU", cure="leave --benchmark out")
+        raise EnvironmentProblem("a benchmark needs a GPU", fix="omit --benchmark")
     with _workspace(keep=args.keep) as folder:
         wheels = artifacts.obtain(args.target, folder / "downloaded", repository=args.repository)
         environments = [Fresh.make(folder / f"environment-{number}", case.python) for number, case in enumerate(cases, 1)]
@@ -298,18 +301,18 @@ def run(args: argparse.Namespace) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     extras = [each.extra for each in load().extras]
     add = parser.add_argument
-    add("target", metavar="TARGET", help="a wheel, a folder with wheels, an artifact's zip, or the id or the address of a workflow run")
-    add(
-        "--row",
-        action="append",
-        metavar="NAME",
-        help="rows of ci/matrix/matrix.toml, one after another; one with a GPU requires it (repeatable)",
-    )
+    add("target", metavar="TARGET", help="a wheel, a directory of wheels, an artifact's zip, or the id or URL of a workflow run")
+    add("--row", action="append", metavar="NAME", help="a row of ci/matrix/matrix.toml; a row with a GPU requires it (repeatable)")
     add("--extra", choices=["auto", *extras], help="the extra to install (default: the one that fits the driver)")
-    add("--python", action="append", metavar="PYTHON", help="a version or an interpreter's path (repeatable; default: this one's)")
-    add("--repository", metavar="OWNER/NAME", help="whose run it is, where only its id is given (default: GITHUB_REPOSITORY)")
+    add("--python", action="append", metavar="PYTHON", help="a version or the path of an interpreter (repeatable; default: this one's)")
+    add("--repository", metavar="OWNER/NAME", help="repository of the run, if only its id is given (default: GITHUB_REPOSITORY)")
     required = os.environ.get("MLX_CUDA_REQUIRE_GPU") == "1"
-    add("--require-gpu", action="store_true", default=required, help="no GPU is a failure (as with MLX_CUDA_REQUIRE_GPU=1)")
-    add("--benchmark", type=Path, metavar="FILE", help="measure too, on the first Python, and write the results into FILE (needs a GPU)")
-    add("--keep", action="store_true", help="keep the environments, and say how to activate them")
+    add("--require-gpu", action="store_true", default=required, help="fail without a GPU (as MLX_CUDA_REQUIRE_GPU=1)")
+    add(
+        "--benchmark",
+        type=Path,
+        metavar="FILE",
+        help="also run the benchmark on the first Python; write the results to FILE (needs a GPU)",
+    )
+    add("--keep", action="store_true", help="keep the environments, and print how to activate them")
     console.add_json(parser)

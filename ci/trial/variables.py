@@ -1,7 +1,7 @@
 """Which of the caller's environment variables reach whom: the installers, which run no code of a wheel, and the wheel's code.
 
-Both get what is allowed by name, so what nobody thought of stays out. The wheel's code gets no address of an index or a proxy, which may
-hold a password, and a home folder of its own. One account allows no more: whoever runs as the caller can read the caller's files and, on
+Both get what is allowed by name, so everything else stays out. The wheel's code gets no address of an index or a proxy, which may
+hold a password, and a home folder of its own. One account allows no more: a process of the caller can read the caller's files and, on
 Linux, in ``/proc`` the environment that each of the caller's processes was started with, this command's and its shell's too.
 """
 

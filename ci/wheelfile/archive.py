@@ -38,7 +38,7 @@ def opened(path: Path) -> zipfile.ZipFile:
             raise CheckFailed(f"{path.name} has {size / 2**20:,.0f} MiB, expected at most {MAX_BYTES // 2**20}")
         path.open("rb").close()
     except OSError as error:
-        raise EnvironmentProblem(f"cannot read {path}: {error.strerror or error}", cure="check the path") from error
+        raise EnvironmentProblem(f"cannot read {path}: {error.strerror or error}", fix="check the path") from error
     try:
         return zipfile.ZipFile(path)
     except Exception as error:  # zipfile has no one class for what a damaged directory makes it raise
@@ -47,7 +47,7 @@ def opened(path: Path) -> zipfile.ZipFile:
 
 def damaged(path: Path, error: object) -> EnvironmentProblem:
     kind = "wheel" if path.suffix == ".whl" else "zip"
-    return EnvironmentProblem(f"{path} is not a readable {kind}: {error}", cure="download or build it again, and look at its first bytes")
+    return EnvironmentProblem(f"{path} is not a readable {kind}: {error}", fix="download or build it again, and look at its first bytes")
 
 
 def judged(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
@@ -83,7 +83,7 @@ def wrong(entry: zipfile.ZipInfo) -> str:
     if entry.flag_bits & ENCRYPTED:
         return "is encrypted"
     if entry.compress_type not in COMPRESSIONS:
-        return "is compressed in an uncommon way"
+        return "is neither stored nor deflated"
     return ""
 
 
@@ -93,11 +93,11 @@ def misnamed(name: str) -> str:
     if name.startswith("/"):
         return "has an absolute path"
     if ".." in parts:
-        return "leads out of the folder"
+        return "leaves the folder"
     if "\\" in name or ":" in name:
         return "has a backslash or a drive letter in its name"
     if not (name.isascii() and name.isprintable()):
-        return "has a name that is not of printable ASCII"
+        return "has a name that is not printable ASCII"
     if len(name) > LONGEST:
         return f"has a name of {len(name)} characters, expected at most {LONGEST}"
     if not all(part.strip(".") for part in parts):
@@ -119,7 +119,7 @@ def _clashes(entries: Sequence[zipfile.ZipInfo]) -> Iterator[tuple[zipfile.ZipIn
         if own in seen:
             yield entry, "is in it more than once"
         if files.intersection(above):
-            yield entry, "lies in what is a file"
+            yield entry, "is below a file"
         for each in (own, *above):
             if (other := spelt.setdefault(each.casefold(), each)) != each:
                 yield entry, f"differs from {other!r} in case only"
@@ -138,16 +138,16 @@ def read(path: Path) -> tuple[dict[str, bytes], dict[str, zipfile.ZipInfo]]:
     filled = {f"{above}/" for file in files for above in PurePosixPath(file.filename).parents}
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         if entry.header_offset != position:
-            raise _refused(path, entry, "overlaps another, or lies behind data that belongs to none")
+            raise _refused(path, entry, "overlaps another, or follows data that belongs to no entry")
         own = b"PK\3\4" + headers[entry.orig_filename] + entry.orig_filename.encode()
         if data[position : position + len(own)] != own:
-            raise _refused(path, entry, "is something else in its own header than in the directory")
+            raise _refused(path, entry, "differs from its local header")
         if entry.flag_bits & ~HARMLESS:
             raise _refused(path, entry, f"has the flags {entry.flag_bits:#x}: it may end elsewhere than the directory says")
         if entry.is_dir() and entry.filename not in filled:
-            raise _refused(path, entry, "is a folder that holds nothing")
+            raise _refused(path, entry, "is an empty folder")
         if not _is_time(entry):
-            raise _refused(path, entry, "has a time that never was")
+            raise _refused(path, entry, "has an invalid timestamp")
         start = position + len(own)
         position = start + entry.compress_size
         stored[entry.orig_filename] = data[start:position]
@@ -164,9 +164,9 @@ def _directory(path: Path, entries: Sequence[zipfile.ZipInfo], data: bytes) -> d
     end = len(data) - END.size
     mark, part, first, here, count, size, start, comment = END.unpack(data[end:])
     if mark != b"PK\5\6" or comment:
-        raise CheckFailed(f"{path.name} ends with a comment or with data behind the archive")
+        raise CheckFailed(f"{path.name} ends with a comment or with data after the archive")
     if (part, first, here, count) != (0, 0, len(entries), len(entries)) or data[end - 20 : end - 16] == b"PK\6\7":
-        raise CheckFailed(f"{path.name} is counted as of several parts, as of more entries than it has, or in the form of large archives")
+        raise CheckFailed(f"{path.name} is a multi-disk archive or ZIP64, or has a wrong count of entries")
     if start + size != end:
         raise CheckFailed(f"{path.name} has data before the archive or around its directory")
     headers, position = dict[str, bytes](), start

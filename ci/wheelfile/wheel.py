@@ -56,7 +56,7 @@ class Wheel:
     def readable(self) -> None:
         """Raise what is wrong with a binary that cannot be read: for those who work on the wheel and do not judge it."""
         for name, error in self.unreadable.items():
-            raise EnvironmentProblem(f"{self.path.name}: {name}: {error}", cure="build or fetch the wheel again: it is damaged")
+            raise EnvironmentProblem(f"{self.path.name}: {name}: {error}", fix="build or fetch the wheel again: it is damaged")
 
     @property
     def fatbins(self) -> dict[str, bytes]:
@@ -71,7 +71,7 @@ class Wheel:
 
     @property
     def sbom(self) -> str:
-        """Where the SBOM lies, or ought to."""
+        """The path of the SBOM."""
         return f"{self.dist_info}/sboms/{SBOM}"
 
     @property
@@ -125,7 +125,7 @@ def read(path: Path) -> Wheel:
     try:
         project, version, _, tags = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
-        raise EnvironmentProblem(str(error), cure="give the path of a .whl file that still has its own name") from error
+        raise EnvironmentProblem(str(error), fix="give the path of a .whl file that still has its own name") from error
     wheel = Wheel(path, project, version, tags, *archive.read(path))
     _ = wheel.dist_info  # a zip file without one is no wheel
     return wheel

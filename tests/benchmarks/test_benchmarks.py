@@ -142,7 +142,7 @@ def test_a_wrong_result_is_not_timed_and_loses_no_other_case(
 @pytest.mark.skipif(mx.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_only_the_quick_run_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "-o", str(tmp_path / "results.jsonl")]) == 2
-    assert "cure:" in capsys.readouterr().err
+    assert "fix:" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -105,7 +105,7 @@ def test_what_commands_put_into_documents_is_committed(
 
 def test_results_of_several_gpus_alone_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["parallel", str(RESULTS / "several-gpus" / "nvidia-h100-cu13-2.jsonl")]) == 2
-    assert "error: no results of one GPU for Qwen 3 32B, Qwen 3 32B, 4 bit\n  cure: " in capsys.readouterr().err
+    assert "error: no results of one GPU for Qwen 3 32B, Qwen 3 32B, 4 bit\n  fix: " in capsys.readouterr().err
 
 
 def test_a_model_that_one_gpu_did_not_run_says_so() -> None:

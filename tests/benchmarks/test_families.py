@@ -140,7 +140,7 @@ def test_a_module_that_there_is_not(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(("code", "text", "expected"), [
     (-11, "side: upstream\nside: patched\n", {"failed": "crashes: SIGSEGV", "side": "patched"}),
     (1, "side: upstream\nValueError: no\n", {"failed": "ValueError: no", "side": "upstream"}),
-    (2, "error: the device is busy\n  cure: install mlx-lm\n", {"failed": "error: the device is busy", "side": "none"}),
+    (2, "error: the device is busy\n  fix: install mlx-lm\n", {"failed": "error: the device is busy", "side": "none"}),
     (3, "", {"failed": "ended with 3", "side": "none"}),
 ])  # fmt: skip
 def test_a_process_that_ends_without_a_result(code: int, text: str, expected: dict[str, str]) -> None:

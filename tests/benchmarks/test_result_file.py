@@ -32,12 +32,12 @@ def test_what_is_written_is_read_back_with_four_digits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "is no file of results: the first line says their kind, and each is JSON\n  cure: measure again"),
+        ("", "is no file of results: the first line says their kind, and each is JSON\n  fix: measure again"),
         ('{\n "schema": 1,\n "cases": []\n}\n', "is no file of results"),
         ('{"cases": []}\n', "is no file of results"),
         ('{"kind": "models"}\n{"model": \n', "is no file of results"),
         ("[1]\n", "is no file of results"),
-        ('{"kind": "serving"}\n', "has results of the kind serving, not models\n  cure: give another file"),
+        ('{"kind": "serving"}\n', "has results of the kind serving, not models\n  fix: give another file"),
     ],
 )
 def test_another_file_is_refused(text: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,18 +43,18 @@ def test_a_fetched_model_has_its_title(folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(places.VARIABLE, str(folder.parent))
     (folder.rename(folder.with_name("smollm2-135m")) / "model.gguf").unlink()
     assert rows(["smollm2-135m"], ["bf16"])[0].name == "SmolLM2 135M Instruct, bf16, real weights"
-    with pytest.raises(EnvironmentProblem, match=r"gemma-3-270m has no config\.json\n  cure: python -m tests\.models fetch gemma-3-270m$"):
+    with pytest.raises(EnvironmentProblem, match=r"gemma-3-270m has no config\.json\n  fix: python -m tests\.models fetch gemma-3-270m$"):
         rows(["gemma-3-270m"], ["bf16"])
 
 
 def test_what_cannot_be_measured_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"unknown form '3 bit'\n  cure: one of bf16, 8 bit, 4 bit, mxfp4$"):
+    with pytest.raises(EnvironmentProblem, match=r"unknown form '3 bit'\n  fix: one of bf16, 8 bit, 4 bit, mxfp4$"):
         rows([str(folder)], ["3 bit"])
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(config | {"quantization": {"bits": 4, "group_size": 64}}), "utf-8")
     with pytest.raises(SystemExit, match="2"):
         models.main(["--weights", str(folder), "-o", str(folder / "models.jsonl")])
-    assert "is quantized already\n  cure: name the model in 16 bits" in capsys.readouterr().err
+    assert "is quantized already\n  fix: name the model in 16 bits" in capsys.readouterr().err
 
 
 def test_a_groups_scale_of_8_bits_is_counted_as_such(folder: Path) -> None:

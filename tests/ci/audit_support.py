@@ -281,8 +281,8 @@ def said(path: Path, files: Files, change: Callable[[Files], object], checks: Co
     changed = dict(files)
     change(changed)
     found = audit_wheel(write_wheel(path, changed), checks=checks)
-    assert all(each.cure for each in found)
-    return [str(each).removeprefix(f"{path.name}: ").partition("\n    cure: ")[0] for each in found]
+    assert all(each.fix for each in found)
+    return [str(each).removeprefix(f"{path.name}: ").partition("\n    fix: ")[0] for each in found]
 
 
 @later
@@ -293,7 +293,7 @@ def replaced(files: Files, name: str, old: str, new: str) -> None:
 
 
 def with_module(world: World, **changes: Any) -> Change:
-    """A change of the CUDA 13 module, built anew."""
+    """A change of the CUDA 13 module, built again."""
     name = member(world, CU13)
     built = world.module(PurePosixPath(name).name, CU13, **changes)
     return lambda files: files.update({name: built})

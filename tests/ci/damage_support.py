@@ -164,7 +164,7 @@ def document(files: Files, member: str, change: Callable[[Any], object]) -> None
     files[name] = (json.dumps(value, indent=1, sort_keys=member.endswith("manifest.json"), ensure_ascii=False) + "\n").encode()
 
 
-def licences(bom: Any) -> None:
+def licenses(bom: Any) -> None:
     for each in bom["components"]:
         if "licenses" in each:
             each["licenses"] = [{"expression": "MIT"}]
@@ -196,7 +196,7 @@ def device(files: Files, change: Callable[[bytes], bytes], manifest: Callable[[A
 
 
 def exchanged(files: Files) -> None:
-    """Two fatbins for the same GPUs, each under the name of the other, and all that tells of them told anew."""
+    """Two fatbins for the same GPUs, each under the name of the other, and all that tells of them corrected."""
     told = json.loads(files[MANIFEST])["fatbins"]
     one, two = [f"{DEVICE}{name}.fatbin" for name in ("decode", "decode_wide")]
     assert all(told["decode"][each] == told["decode_wide"][each] for each in ("sass", "ptx"))
@@ -302,7 +302,7 @@ TEXT_DAMAGES = (
     Damage("RECORD with a form feed", "is not written as installers read it", record=lambda text: text.replace("\n", "\f\n", 1)),
     Damage("RECORD with CR LF", "is not written as installers read it", record=lambda text: text.replace("\n", "\r\n")),
     Damage(
-        "another licence",
+        "another license",
         "has the line 'License-Expression: GPL-3.0-only'",
         replaced(METADATA, "^License-Expression: .*", "License-Expression: GPL-3.0-only"),
     ),
@@ -345,7 +345,7 @@ TEXT_DAMAGES = (
 SBOM_DAMAGES = tuple(
     Damage(f"SBOM: {what}", words, finished=document(SBOM, change))
     for what, words, change in (
-        ("all licences MIT", "in /components", licences),
+        ("all licenses MIT", "in /components", licenses),
         ("a package more", "log4j", lambda bom: bom["components"].append({"type": "library", "name": "log4j", "bom-ref": "log4j"})),
         ("no requirements", "lacks in /components mlx", lambda bom: without(bom, "requirement:")),
         ("no nanobind", "lacks in /components nanobind", lambda bom: without(bom, "pkg:pypi/nanobind@")),

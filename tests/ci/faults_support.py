@@ -74,7 +74,7 @@ class Stage:
             self.publish(limits=limits, tags=tags)
         except kind as error:
             lines = str(error).replace(str(self.folder), "DIST").replace(self.proxy.url, "the index").splitlines()
-            return next((line.strip() for line in lines[1:] if "cure:" not in line), lines[0]), self.proxy.uploads - before
+            return next((line.strip() for line in lines[1:] if "fix:" not in line), lines[0]), self.proxy.uploads - before
         raise Unexpected(f"it went through, expected {kind.__name__}")
 
     def refused(self, reason: str, *, tags: Collection[Version] = ()) -> str:
@@ -209,7 +209,7 @@ def tampered_there(stage: Stage) -> str:
 
 
 def tampered_here(stage: Stage) -> str:
-    """A run is interrupted, a wheel is built anew, and the next run finds other bytes than the manifest's."""
+    """A run is interrupted, a wheel is built again, and the next run finds other bytes than the manifest's."""
     stage.begin(left=1)
     stage.proxy.fault = lambda method: "500" if method == "POST" else None
     stage.stopped(EnvironmentProblem)

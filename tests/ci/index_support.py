@@ -79,7 +79,7 @@ def _wait(process: subprocess.Popen[bytes], port: int) -> None:
         time.sleep(0.05)
     process.kill()
     said = process.stderr.read().decode("utf-8", "replace").strip() if process.stderr else ""
-    raise EnvironmentProblem(f"pypiserver did not start: {said}", cure="install the dependency group 'tests' of pyproject.toml")
+    raise EnvironmentProblem(f"pypiserver did not start: {said}", fix="install the dependency group 'tests' of pyproject.toml")
 
 
 @dataclass

@@ -68,18 +68,18 @@ def test_all_are_taken_where_none_is_named_after_this_platform() -> None:
 
 def test_expired_and_missing_artifacts(gh: Gh, tmp_path: Path) -> None:
     names = f"wheels-{HOST}, more-{HOST}"
-    with pytest.raises(EnvironmentProblem, match=f"of run 42 of owner/name have expired: {names}\n  cure: run the workflow again"):
+    with pytest.raises(EnvironmentProblem, match=f"of run 42 of owner/name have expired: {names}\n  fix: run the workflow again"):
         actions.choose([*(entry(1, name, expired=True) for name in names.split(", ")), entry(2, "report")], RUN)
     listed(gh)
-    with pytest.raises(EnvironmentProblem, match="run 42 of owner/name has no artifacts\n  cure: wait"):
+    with pytest.raises(EnvironmentProblem, match="run 42 of owner/name has no artifacts\n  fix: wait"):
         actions.download(RUN, tmp_path)
 
 
-BY_HAND = "or download the artifact by hand and give its zip"
+BY_HAND = "or download the artifact yourself and give its zip"
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "cure"),
+    ("code", "said", "fix"),
     [
         (1, "gh: Bad credentials (HTTP 401)", "gh auth login, or another GH_TOKEN"),
         (1, "gh: Resource not accessible (HTTP 403)", f"a token that may read Actions in this repository, {BY_HAND}"),
@@ -90,19 +90,19 @@ BY_HAND = "or download the artifact by hand and give its zip"
         (4, "gh: To use GitHub CLI in a GitHub Actions workflow, set the GH_TOKEN environment variable.", f"set GH_TOKEN, {BY_HAND}"),
     ],
 )
-def test_a_refusal_has_a_cure(gh: Gh, tmp_path: Path, code: int, said: str, cure: str) -> None:
+def test_a_refusal_has_a_fix(gh: Gh, tmp_path: Path, code: int, said: str, fix: str) -> None:
     gh.answer(LIST, "{}", code=code, err=f"{said}\n")
     with pytest.raises(EnvironmentProblem) as raised:
         actions.download(RUN, tmp_path / "downloaded")
-    assert str(raised.value) == f"run 42 of owner/name: {said}\n  cure: {cure}"
+    assert str(raised.value) == f"run 42 of owner/name: {said}\n  fix: {fix}"
 
 
 def test_how_gh_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks nothing of a terminal."""
     runs = record(monkeypatch, out="a")
     command = ["gh", "api", "--hostname", "github.com", "repos/owner/name/actions/runs/42"]
-    assert actions.ask(RUN, "runs/42") == "a"
-    assert actions.ask(RUN, "runs/42", into=tmp_path / "file") == ""
+    assert actions.query(RUN, "runs/42") == "a"
+    assert actions.query(RUN, "runs/42", into=tmp_path / "file") == ""
     sink = runs[1][1].pop("stdout")
     assert (sink.name, sink.mode) == (str(tmp_path / "file"), "wb")
     assert runs == [
@@ -113,7 +113,7 @@ def test_how_gh_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_gh_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EnvironmentProblem, match=f"^gh is not installed\n  cure: https://cli.github.com, {BY_HAND}$"):
+    with pytest.raises(EnvironmentProblem, match=f"^gh is not installed\n  fix: https://cli.github.com, {BY_HAND}$"):
         actions.download(RUN, tmp_path / "downloaded")
 
 
@@ -174,10 +174,10 @@ def test_an_id_alone_needs_a_repository(repository: str | None, monkeypatch: pyt
     monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
     if repository is not None:
         monkeypatch.setenv("GITHUB_REPOSITORY", repository)
-    with pytest.raises(EnvironmentProblem, match=r"^run 7 of which repository\?\n  cure: give --repository OWNER/NAME"):
+    with pytest.raises(EnvironmentProblem, match=r"^run 7 of which repository\?\n  fix: give --repository OWNER/NAME"):
         Run.parse("7")
 
 
 def test_the_command_line(gh: Gh, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["try", "42", "--repository", "owner/name", "--extra", "cpu"]) == 2
-    assert "run 42 of owner/name: gh: Not Found (HTTP 404)\n  cure: check the id" in capsys.readouterr().err
+    assert "run 42 of owner/name: gh: Not Found (HTTP 404)\n  fix: check the id" in capsys.readouterr().err

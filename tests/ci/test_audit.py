@@ -14,7 +14,7 @@ import pytest
 
 from ci import audit
 from ci.audit import audit_wheel, describe
-from ci.audit.checks import ACROSS, CHECKS, CURES, registry
+from ci.audit.checks import ACROSS, CHECKS, FIXES, registry
 from ci.errors import EnvironmentProblem
 from ci.files import record_digest
 from ci.matrix import REPOSITORY
@@ -190,7 +190,7 @@ def test_command_prints_a_line_per_violation(tmp_path: Path, files: Files, capsy
     path = with_sbom(write_wheel(tmp_path / NAMES["linux"], changed))
     assert main("audit", str(path)) == 1
     line = f"{path.name}: ghost.py: record: is in RECORD but not in the archive\n"
-    assert capsys.readouterr().out == f"{line}    cure: {CURES['record']}\n"
+    assert capsys.readouterr().out == f"{line}    fix: {FIXES['record']}\n"
 
 
 @pytest.mark.usefixtures("locked_roots")
@@ -256,21 +256,21 @@ def test_a_developers_build(tmp_path: Path, files: Files, world: World, capsys: 
     assert main("audit", path) == 1
     assert ": modules: is missing" in capsys.readouterr().out
     assert main("audit", path, "--cuda", "13.0", "--arch", "hopper") == 2
-    assert "unknown architectures 'hopper'\n  cure: use 'declared', 'native', numbers such as 90" in capsys.readouterr().err
+    assert "unknown architectures 'hopper'\n  fix: use 'declared', 'native', numbers such as 90" in capsys.readouterr().err
 
 
-AGAIN = "\n  cure: download or build it again, and look at its first bytes"
+AGAIN = "\n  fix: download or build it again, and look at its first bytes"
 
 
 @pytest.mark.parametrize(
     ("name", "contents", "message"),
     [
-        ("absent-1-py3-none-any.whl", None, "cannot read {path}: No such file or directory\n  cure: check the path"),
+        ("absent-1-py3-none-any.whl", None, "cannot read {path}: No such file or directory\n  fix: check the path"),
         ("broken-1-py3-none-any.whl", b"PK\3\4 but no more", f"{{path}} is not a readable wheel: File is not a zip file{AGAIN}"),
         (
             "x.whl",
             b"PK",
-            "Invalid wheel filename (wrong number of parts): 'x'\n  cure: give the path of a .whl file that still has its own name",
+            "Invalid wheel filename (wrong number of parts): 'x'\n  fix: give the path of a .whl file that still has its own name",
         ),
     ],
 )
@@ -279,6 +279,14 @@ def test_unreadable_input(tmp_path: Path, name: str, contents: bytes | None, mes
         (tmp_path / name).write_bytes(contents)
     assert main("audit", str(tmp_path / name)) == 2
     assert capsys.readouterr().err == f"error: {message.format(path=tmp_path / name)}\n"
+
+
+@pytest.mark.usefixtures("locked_roots")
+def test_a_wheel_that_was_not_repaired(tmp_path: Path, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_wheel(tmp_path / NAMES["linux"], files)
+    assert main("audit", str(path)) == 1
+    first = f"{path.name}: not repaired: it has no SBOM\n    fix: python -m ci repair {path}\n"
+    assert capsys.readouterr().out.startswith(first)
 
 
 def test_several_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,18 +304,18 @@ def test_a_damaged_binary(tmp_path: Path, files: Files, world: World) -> None:
     assert found == {("loader", name), ("members", "evil.pth")}, "what cannot be read hides nothing else"
     with pytest.raises(EnvironmentProblem, match=f"^{NAMES['linux']}: {name}: not readable as ELF: ") as refusal:
         load.prepare(read(path), tmp_path)
-    assert refusal.value.cure == "build or fetch the wheel again: it is damaged"
+    assert refusal.value.fix == "build or fetch the wheel again: it is damaged"
 
 
 @pytest.mark.parametrize(
     ("platform", "arguments", "message"),
     [
-        ("manylinux_2_28_x86_64", {"cuda": ["13.0", "11.8", "11.2"]}, "unknown CUDA version 11.2, 11.8\n  cure: use 12.8 or 13.0"),
-        ("manylinux_2_28_x86_64", {"arch": ["nine"]}, "unknown architectures 'nine'\n  cure: use "),
+        ("manylinux_2_28_x86_64", {"cuda": ["13.0", "11.8", "11.2"]}, "unknown CUDA version 11.2, 11.8\n  fix: use 12.8 or 13.0"),
+        ("manylinux_2_28_x86_64", {"arch": ["nine"]}, "unknown architectures 'nine'\n  fix: use "),
         (
             "macosx_14_0_arm64",
             {},
-            f"{{name}}: nothing is declared for the platform macosx_14_0_arm64\n  cure: give a wheel for {', '.join(MATRIX.platforms)}",
+            f"{{name}}: nothing is declared for the platform macosx_14_0_arm64\n  fix: give a wheel for {', '.join(MATRIX.platforms)}",
         ),
     ],
 )
@@ -366,11 +374,11 @@ def test_a_new_check(monkeypatch: pytest.MonkeyPatch) -> None:
         yield from ()
 
     for decorator, listed in ((registry.check, "CHECKS"), (registry.across, "ACROSS")):
-        found, cures = dict[str, object](), dict[str, str]()
+        found, fixes = dict[str, object](), dict[str, str]()
         monkeypatch.setattr(registry, listed, found)
-        monkeypatch.setattr(registry, "CURES", cures)
+        monkeypatch.setattr(registry, "FIXES", fixes)
         assert decorator("mend it")(of_two_words) is of_two_words
-        assert (found, cures) == ({"of-two-words": of_two_words}, {"of-two-words": "mend it"})
+        assert (found, fixes) == ({"of-two-words": of_two_words}, {"of-two-words": "mend it"})
 
 
 def test_every_check_is_documented() -> None:

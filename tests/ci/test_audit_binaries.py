@@ -57,9 +57,9 @@ def test_a_newer_glibc(told: Callable[..., list[str]], world: World) -> None:
 
 
 @pytest.mark.parametrize("platform", ["linux_x86_64", "manylinux_2_99_x86_64"])
-def test_a_platform_tag_that_proves_nothing(tmp_path: Path, files: Files, platform: str) -> None:
+def test_a_platform_tag_that_no_index_accepts(tmp_path: Path, files: Files, platform: str) -> None:
     path = tmp_path / NAMES["linux"].replace("manylinux_2_28_x86_64", platform)
-    message = f"has the platform tag {platform}, expected a manylinux tag: any other proves nothing and no index takes it"
+    message = f"has the platform tag {platform}, expected a manylinux tag: no index accepts any other"
     assert said(path, files, lambda _: None, ("platform-tag",)) == [f"platform-tag: {message}"]
 
 
@@ -223,7 +223,7 @@ def test_what_is_no_build_path(audited: Callable[..., set[str]], world: World, p
 
 
 def test_executable_stack(told: Callable[..., list[str]], world: World) -> None:
-    message = "asks for an executable stack, which glibc 2.41 refuses to load, expected -Wl,-z,noexecstack"
+    message = "has an executable PT_GNU_STACK, which glibc 2.41 refuses to load, expected -Wl,-z,noexecstack"
     lines = told(with_module(world, arguments=["-Wl,-z,execstack"]))
     assert lines == [f"{MODULE}: executable-stack: {message}"]
 
@@ -256,7 +256,7 @@ def test_a_library_inside_the_wheel(tmp_path: Path, files: Files, world: World) 
     path, checks = tmp_path / NAMES["linux"], ("needed", "rpath")
     assert said(path, files, change, checks) == []
     assert said(path, files, unreachable, checks) == [
-        f"{MODULE}: rpath: lacks $ORIGIN/../mlx_cuda.libs in its RPATH, where a library that it needs lies"
+        f"{MODULE}: rpath: lacks $ORIGIN/../mlx_cuda.libs in its RPATH, the directory of a needed library"
     ]
     assert said(path, files, under_another_name, checks) == [
         f"{MODULE}: needed: needs libfriend.so.1, {NOBODY}",
@@ -372,13 +372,13 @@ def test_a_locked_wheel_that_the_extra_excludes(tmp_path: Path, files: Files, wo
 
 def test_a_root_that_is_not_installed(tmp_path: Path, audited: Callable[..., set[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     def site(root: str, _: Platform) -> Path:
-        raise EnvironmentProblem(f"{root} is not installed", cure=f"python -m ci toolkit install {root}")
+        raise EnvironmentProblem(f"{root} is not installed", fix=f"python -m ci toolkit install {root}")
 
     monkeypatch.setattr(providers, "site", site)
     assert audited(lambda files: files.update({"evil.pth": b""})) == {"members", "provider", "symbols"}, "the others still look"
     (path,) = tmp_path.glob("*.whl")
     (found,) = audit_wheel(path, checks=("provider",))
-    assert str(found) == f"{path.name}: provider: cannot look: cuda-12.8 is not installed\n    cure: python -m ci toolkit install cuda-12.8"
+    assert str(found) == f"{path.name}: provider: cannot look: cuda-12.8 is not installed\n    fix: python -m ci toolkit install cuda-12.8"
     assert main(["audit", str(path)]) == 1
     audited(lambda _: None)
     assert main(["audit", str(with_sbom(path))]) == 2, "nothing is wrong, as far as could be seen"
@@ -391,7 +391,7 @@ def test_a_root_that_is_damaged(tmp_path: Path, files: Files, world: World, monk
     found = audit_wheel(write_wheel(tmp_path / NAMES["linux"], files), checks=("loader", "symbols"))
     assert [each.check for each in found if each.unseen] == ["symbols"]
     assert f"cannot look: cannot read {library}: " in found[0].message
-    assert "python -m ci toolkit install" in found[0].cure
+    assert "python -m ci toolkit install" in found[0].fix
 
 
 BELOW = "in its RPATH, expected entries relative to $ORIGIN and below site-packages"
@@ -408,8 +408,8 @@ BELOW = "in its RPATH, expected entries relative to $ORIGIN and below site-packa
         ([*CU13.rpath(), "$ORIGIN/$LIB"], [f"has $ORIGIN/$LIB {BELOW}"]),
         ([each.replace("$ORIGIN", "${ORIGIN}") for each in CU13.rpath()], []),
         ([*CU13.rpath(), "$ORIGIN"], []),
-        (CU13.rpath()[1:], [f"lacks {CU13.rpath()[0]} in its RPATH, where a library that it needs lies"]),
-        ([], [f"lacks {each} in its RPATH, where a library that it needs lies" for each in sorted(CU13.rpath())]),
+        (CU13.rpath()[1:], [f"lacks {CU13.rpath()[0]} in its RPATH, the directory of a needed library"]),
+        ([], [f"lacks {each} in its RPATH, the directory of a needed library" for each in sorted(CU13.rpath())]),
     ],
     ids=["absolute", "empty", "outside", "of nothing needed", "relative", "of the loader", "braces", "its own", "one missing", "none"],
 )

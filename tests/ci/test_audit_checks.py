@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,12 @@ def of_facts(system: System, **facts: Any) -> list[str]:
     messages = found("build-facts", wheel(system, {FACTS: expected.build_facts(told).encode()}))
     assert {member for member, _ in messages} <= {FACTS}
     return [message for _, message in messages]
+
+
+def test_a_nanobind_that_is_not_pinned() -> None:
+    built = wheel("linux", {FACTS: expected.build_facts(BUILD).encode()})
+    told = [message for _, message in CHECKS["build-facts"](built, replace(for_wheel(built), nanobind=""))]
+    assert told == ["has the nanobind 3.1.0, expected it pinned in pyproject.toml, as nanobind==3.1.0 in [build-system] requires"]
 
 
 @pytest.mark.parametrize(

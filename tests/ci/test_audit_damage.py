@@ -92,7 +92,7 @@ def test_damage(tmp_path: Path, good: Files, arch: Sequence[str], damage: Damage
     found = said(damaged(tmp_path / name, good, damage).rename(tmp_path / damage.name(name)), arch)
     print("\n".join(found))
     assert [each for each in found if damage.words in each]
-    assert all("\n    cure: " in each for each in found)
+    assert all("\n    fix: " in each for each in found)
 
 
 @pytest.mark.usefixtures("roots")

@@ -153,7 +153,7 @@ def test_an_unreadable_manifest(found: Callable[..., Found], text: bytes) -> Non
         ),
         (lambda document: document.update(packages=[]), f"names the compilers none, expected {COMPILERS}"),
     ],
-    ids=["one less", "one more", "machine code", "PTX", "nothing", "compilers", "no compilers"],
+    ids=["one less", "one more", "SASS", "PTX", "nothing", "compilers", "no compilers"],
 )
 def test_a_wrong_manifest(found: Callable[..., Found], change: Callable[[dict[str, Any]], object], message: str) -> None:
     assert found(lambda code: told(code, change)) == [("device", MANIFEST, message)]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ci import __main__ as cli
 from ci.audit import expected
 from ci.audit.checks import SAME_METADATA
+from ci.errors import EnvironmentProblem
 from ci.matrix import REPOSITORY
 
 from .audit_support import (
@@ -33,6 +36,27 @@ from .audit_support import (
 
 MLX = f"Requires-Dist: mlx=={MATRIX.mlx}\n"
 TAG = "cp310-abi3-manylinux_2_28_x86_64"
+
+
+NEEDED = {name: PROJECT[name] for name in expected.REQUIRED}
+
+
+def test_optional_keys_of_a_project() -> None:
+    text = expected.metadata(NEEDED, VERSION)
+    assert not re.search(r"^(Keywords|Classifier|Requires-Dist|Provides-Extra):", text, re.MULTILINE)
+    assert "\nKeywords: one,two\n" in expected.metadata({**NEEDED, "keywords": ["one", "two"]}, VERSION)
+
+
+@pytest.mark.parametrize(
+    ("project", "message"),
+    [
+        ({**NEEDED, "scripts": {}, "authors": []}, r"does not support authors, scripts in \[project\]\n  fix: remove it"),
+        ({name: NEEDED[name] for name in NEEDED if name != "license"}, r"\[project\] lacks license, which the audit needs\n  fix: add it"),
+    ],
+)
+def test_keys_that_the_audit_cannot_compare(project: dict[str, Any], message: str) -> None:
+    with pytest.raises(EnvironmentProblem, match=message):
+        expected.metadata(project, VERSION)
 
 
 def has(line: str) -> str:

@@ -33,7 +33,7 @@ def test_auditing_needs_auditwheel(monkeypatch: pytest.MonkeyPatch) -> None:
         EnvironmentProblem, match=r"^auditing a Linux wheel needs auditwheel: import of auditwheel\.policy halted"
     ) as missing:
         manylinux.__wrapped__("manylinux_2_28_x86_64")
-    assert missing.value.cure == "audit it on Linux, where auditwheel installs"
+    assert missing.value.fix == "audit it on Linux, where auditwheel installs"
 
 
 def test_paths_below_places_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,7 +271,7 @@ def test_the_run_time_as_it_was_signed(audited: Callable[..., set[str]], world: 
 def test_a_module_of_ours_that_is_signed(tmp_path: Path, files: Files, world: World) -> None:
     module = member(world, CU13)
     lines = said(tmp_path / NAMES["windows"], files, lambda files: files.update({module: signed(files[module])}), ("loader",))
-    assert lines == [f"{module}: loader: has a certificate, expected none: nobody of ours signs"]
+    assert lines == [f"{module}: loader: has a certificate, expected none: our builds do not sign"]
 
 
 def test_a_copy_that_no_module_needs(audited: Callable[..., set[str]], world: World) -> None:

@@ -184,7 +184,7 @@ def test_unknown_architectures_are_found_out_first(
     front_end: FakeBuild, stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     assert cli.main([command, "--arch", "hopper", "-o", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err.startswith("error: unknown architectures 'hopper'\n  cure: use 'declared'")
+    assert capsys.readouterr().err.startswith("error: unknown architectures 'hopper'\n  fix: use 'declared'")
     assert {*stages.asked} <= {"compiler"}
     assert not front_end.command
     assert not (tmp_path / "out").exists()

@@ -198,6 +198,17 @@ def test_either_mlx_or_the_tools(arguments: list[str], capsys: pytest.CaptureFix
     assert "--tools" in capsys.readouterr().err
 
 
+def test_a_project_that_is_not_built_for_mlx(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bump, "pinned", lambda _: ("", []))
+    assert cli.main(["bump", "--mlx", "newest"]) == 2
+    assert capsys.readouterr().err.startswith("error: ci/matrix/matrix.toml pins no MLX\n  fix: ")
+
+
+def test_optional_keys_of_a_project(tree: Path) -> None:
+    (tree / version.PROJECT).write_text('[project]\nversion = "1"\n', "utf-8")
+    assert bump.pinned(tree)[1] == []
+
+
 def test_newest_is_one_that_all_packages_have_for_all_platforms() -> None:
     found = {
         "mlx": {Version("2"): {"a", "b"}, Version("1"): {"a", "b"}, Version("0.9"): {"a", "b"}},

@@ -146,7 +146,7 @@ def test_what_the_build_tells_the_sbom(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", FILES["linux"])
 def test_a_root_that_lacks_something_is_refused(roots: Path, file: str) -> None:
     (roots / "cuda-13.0-linux-x86_64" / file).unlink()
-    with pytest.raises(EnvironmentProblem, match=r"the toolkit root lacks .*\n  cure: python -m ci toolkit verify"):
+    with pytest.raises(EnvironmentProblem, match=r"the toolkit root lacks .*\n  fix: python -m ci toolkit verify"):
         cmake.render(["13.0"], LINUX)
 
 
@@ -164,11 +164,11 @@ def test_an_unchanged_file_is_not_written_again(roots: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--cuda", "11.8"], "unknown CUDA version '11.8'\n  cure: use 12.8 or 13.0"),
-        (["--cuda", "13.0", "--platform", "mac"], "unknown platform 'mac'\n  cure: use one of linux-x86_64"),
+        (["--cuda", "11.8"], "unknown CUDA version '11.8'\n  fix: use 12.8 or 13.0"),
+        (["--cuda", "13.0", "--platform", "mac"], "unknown platform 'mac'\n  fix: use one of linux-x86_64"),
     ],
 )
-def test_a_problem_is_said_with_its_cure(
+def test_a_problem_is_said_with_its_fix(
     roots: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert cmake.main([f"--output={tmp_path / 'out'}", *arguments]) == 2
@@ -189,19 +189,19 @@ print(*sorted(name for name, file in files.items() if "site-packages" in file))
     assert set(done.stdout.split()) <= {"platformdirs", "tomli"}
 
 
-def test_no_driver_has_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_driver_has_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    with pytest.raises(EnvironmentProblem, match=r"no NVIDIA driver .*cannot open.*\n  cure: name the architecture, for example --arch 90"):
+    with pytest.raises(EnvironmentProblem, match=r"no NVIDIA driver .*cannot open.*\n  fix: name the architecture, for example --arch 90"):
         gpu.capabilities()
 
 
 @pytest.mark.parametrize("driver", [FakeDriver(), FakeDriver((9, 0), status=100)], ids=["no GPU", "cuInit fails"])
-def test_a_driver_without_gpu_has_a_cure(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> None:
+def test_a_driver_without_gpu_has_a_fix(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: driver)
-    with pytest.raises(EnvironmentProblem, match="sees no GPU\n  cure: name the architecture"):
+    with pytest.raises(EnvironmentProblem, match="sees no GPU\n  fix: name the architecture"):
         gpu.capabilities()
 
 

@@ -39,14 +39,14 @@ def test_declared(platform: matrix.Platform, known: tuple[str, str]) -> None:
         (
             LINUX,
             ("GNU", "9.4.0"),
-            r"is GNU 9\.4\.0, expected GNU 12 or newer for linux-x86_64\n  cure: ",
+            r"is GNU 9\.4\.0, expected GNU 12 or newer for linux-x86_64\n  fix: ",
         ),
         (LINUX, ("Clang", "19.1.0"), r"is Clang 19\.1\.0, expected GNU 12 or newer"),
         (WINDOWS, ("MSVC", "19.43.34808"), r"expected MSVC 19\.44 or newer, but older than 19\.50 for win-amd64"),
         (
             WINDOWS,
             ("MSVC", "19.50.35717"),
-            r"cure: install Visual Studio 17 with C\+\+ toolset 14\.44, and build in: python -m ci msvc-env -- COMMAND$",
+            r"fix: install Visual Studio 17 with C\+\+ toolset 14\.44, and build in: python -m ci msvc-env -- COMMAND$",
         ),
         (WINDOWS, ("GNU", "14.2.0"), r"is GNU 14\.2\.0, expected MSVC"),
     ],
@@ -94,7 +94,7 @@ def test_a_cross_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(matrix, "host_platform", lambda: LINUX)
     monkeypatch.setenv("PATH", os.devnull)
     with pytest.raises(
-        EnvironmentProblem, match=r"aarch64-linux-gnu-g\+\+ is not installed.*\n  cure: apt-get install g\+\+-aarch64-linux-gnu$"
+        EnvironmentProblem, match=r"aarch64-linux-gnu-g\+\+ is not installed.*\n  fix: apt-get install g\+\+-aarch64-linux-gnu$"
     ):
         compiler.toolchain(ARM)
     assert compiler.toolchain(LINUX) is None
@@ -102,5 +102,7 @@ def test_a_cross_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_platform_without_a_cross_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix, "host_platform", lambda: LINUX)
-    with pytest.raises(EnvironmentProblem, match=r"nothing here compiles for win-amd64\n  cure: build on a machine of it \(windows-2022\)"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"this machine has no compiler for win-amd64\n  fix: build on a machine of it \(windows-2022\)"
+    ):
         compiler.toolchain(WINDOWS)

@@ -86,7 +86,7 @@ def test_an_image_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_commit_is_built_and_what_is_cached_is_mounted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], mount: bool
 ) -> None:
-    """A stand-in for cibuildwheel says where it runs, and with what; a failure is one line."""
+    """A stub for cibuildwheel says where it runs, and with what; a failure is one line."""
     (tmp_path / "cibuildwheel").mkdir()
     (tmp_path / "cibuildwheel" / "__init__.py").touch()
     (tmp_path / "cibuildwheel" / "__main__.py").write_text(
@@ -127,7 +127,7 @@ def test_an_image_that_is_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None
 def test_an_image_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1))
     monkeypatch.setattr(shutil, "which", lambda name: None if name == missing else name)
-    with pytest.raises(EnvironmentProblem, match=f"{missing} is needed.*\n  cure: "):
+    with pytest.raises(EnvironmentProblem, match=f"{missing} is needed.*\n  fix: "):
         container.debian(container.OLD)
 
 

@@ -48,7 +48,7 @@ def test_no_cross_compiler_is_said_before_anything_is_fetched(
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     monkeypatch.setattr(toolkit, "install", lambda *_: pytest.fail("fetched the toolkits"))
     assert main(["wheel", "--platform", "linux-aarch64", "-o", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err.splitlines()[1] == "  cure: apt-get install g++-aarch64-linux-gnu"
+    assert capsys.readouterr().err.splitlines()[1] == "  fix: apt-get install g++-aarch64-linux-gnu"
     assert not (tmp_path / "out").exists()
 
 

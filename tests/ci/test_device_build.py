@@ -126,7 +126,7 @@ def test_without_the_users_store_the_tree_has_its_own(
 
 def test_a_store_that_cannot_be_written(src: Path, tmp_path: Path) -> None:
     (tmp_path / "store").touch()
-    with pytest.raises(EnvironmentProblem, match=r"cannot write .*store.*\n  cure: MLX_CUDA_DEVICE_STORE=off"):
+    with pytest.raises(EnvironmentProblem, match=r"cannot write .*store.*\n  fix: MLX_CUDA_DEVICE_STORE=off"):
         device.make(tmp_path / "output", TARGETS)
 
 
@@ -189,7 +189,7 @@ def test_a_failure_says_where_and_leaves_the_old_output(
 
 def test_a_failing_packer_names_the_call(tools: compilers.Tools) -> None:
     with pytest.raises(CheckFailed, match=r"^nvFatbinAddCubin: "):
-        compilers.NvFatbin(tools.nvfatbin).pack("first.cu", {"90a": b"not machine code"}, {})
+        compilers.NvFatbin(tools.nvfatbin).pack("first.cu", {"90a": b"not SASS"}, {})
 
 
 def test_what_is_declared_has_hoppers_own_instructions(made: Callable[..., set[str]], src: Path) -> None:
@@ -273,7 +273,7 @@ def test_what_is_not_whole_or_not_of_this_tree_is_refused(
     finished: Path, tmp_path: Path, change: Callable[[Path], object], said: str
 ) -> None:
     change(finished)
-    with pytest.raises(EnvironmentProblem, match=f"{said}.*\n  cure: compile it from this commit .python -m ci device., or unset MLX_CUDA"):
+    with pytest.raises(EnvironmentProblem, match=f"{said}.*\n  fix: compile it from this commit .python -m ci device., or unset MLX_CUDA"):
         device.make(tmp_path / "output", TARGETS)
     assert not (tmp_path / "output").exists()
 

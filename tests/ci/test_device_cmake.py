@@ -137,7 +137,7 @@ def test_a_new_source_and_one_that_goes(project: Project) -> None:
     ]
 
 
-def test_an_error_has_file_and_line_and_its_cure_goes_on(project: Project) -> None:
+def test_an_error_has_file_and_line_and_its_fix_goes_on(project: Project) -> None:
     project.edit("second.cu", "scale(", "scalf(")
     done = project.cmake("--build", "build")
     assert done.returncode != 0

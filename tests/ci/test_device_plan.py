@@ -181,16 +181,16 @@ def test_native_is_what_this_machines_gpus_run(
 @pytest.mark.parametrize(
     "requested", [["hopper"], ["90", "native"], ["declared", "90"], ["sm_90"], ["90b"], ["a"], [""], ["compute_"], ["compute_x"]]
 )
-def test_unknown_names_are_refused_in_one_line_with_a_cure(requested: list[str]) -> None:
+def test_unknown_names_are_refused_in_one_line_with_a_fix(requested: list[str]) -> None:
     with pytest.raises(EnvironmentProblem) as refused:
         plan.sources(requested)
-    line, cure = str(refused.value).splitlines()
+    line, fix = str(refused.value).splitlines()
     assert line == f"unknown architectures {' '.join(requested)!r}"
-    assert cure == "  cure: use 'declared', 'native', numbers such as 90, or compute_80 for PTX"
+    assert fix == "  fix: use 'declared', 'native', numbers such as 90, or compute_80 for PTX"
 
 
 def test_a_gpu_that_nothing_is_for_is_refused(src: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"^no kernel is for 70\n  cure: see \[device\] in ci/matrix/matrix.toml$"):
+    with pytest.raises(EnvironmentProblem, match=r"^no kernel is for 70\n  fix: see \[device\] in ci/matrix/matrix.toml$"):
         plan.sources(["70"], src)
 
 
@@ -224,5 +224,5 @@ def test_the_tests_of_the_package_know_the_matrix() -> None:
 
 
 def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"^no source for these GPUs is called nope\n  cure: use one of .*\bflash\b"):
+    with pytest.raises(EnvironmentProblem, match=r"^no source for these GPUs is called nope\n  fix: use one of .*\bflash\b"):
         device.make(tmp_path, ["80"], only=["flash", "nope"])

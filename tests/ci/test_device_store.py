@@ -83,16 +83,16 @@ def test_an_interrupted_put_leaves_the_old_entry_alone(tmp_path: Path, monkeypat
     assert kept.get(KEYS[0]) == b"old"
 
 
-def test_a_folder_that_cannot_be_written_is_told_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_told_with_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentProblem, match=r"cannot write .*file.*\n  cure: MLX_CUDA_DEVICE_STORE=off"):
+    with pytest.raises(EnvironmentProblem, match=r"cannot write .*file.*\n  fix: MLX_CUDA_DEVICE_STORE=off"):
         store.Store(tmp_path / "file" / "store").put(KEYS[0], b"data")
 
     def read_only(*_: object) -> int:  # permissions do not stop root
         raise PermissionError(13, "Permission denied", str(tmp_path))
 
     monkeypatch.setattr(Path, "write_bytes", read_only)
-    with pytest.raises(EnvironmentProblem, match=r"Permission denied\n  cure: MLX_CUDA_DEVICE_STORE=off"):
+    with pytest.raises(EnvironmentProblem, match=r"Permission denied\n  fix: MLX_CUDA_DEVICE_STORE=off"):
         store.Store(tmp_path).put(KEYS[0], b"data")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from benchmarks import architecture, platforms
 from ci.device import plan
 from ci.errors import CheckFailed
 from ci.files import tomllib
-from ci.matrix import REPOSITORY, load
+from ci.matrix import REPOSITORY, Extra, load
 
 CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text("utf-8")
 
@@ -86,6 +87,14 @@ def test_the_picture_follows_the_folders(tmp_path: Path, monkeypatch: pytest.Mon
         architecture.rows("src")
 
 
+def test_every_import_of_a_run_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ci").mkdir()
+    text = "from . import one  # said\nfrom .two import f\nfrom .three import (\n    g,\n)\nfrom . import (\n    four,\n    five,\n)\n"
+    (tmp_path / "ci" / "all.py").write_text(text, "utf-8")
+    monkeypatch.setattr(architecture, "REPOSITORY", tmp_path)
+    assert architecture.uses("ci", "all") - {""} == {"one", "two", "three", "four", "five"}
+
+
 def test_the_doctors_page_has_its_checks() -> None:
     """Those of the two tuples `CHECKS` and `CHECKS_OF_CUDA`, in their order."""
     tree = ast.parse((REPOSITORY / "python" / "mlx_cuda" / "_loader" / "checks.py").read_text("utf-8"))
@@ -130,8 +139,8 @@ def test_a_night_takes_the_wheels_of_all_platforms() -> None:
 
 
 # In the package and the factory whatever is a name of these; the last is of a name that is put together.
-NAMED = r"[\"'](?:CIBW|CMAKE_BUILD|CUDA|GH|GITHUB|LD|MLX|SOURCE_DATE)_[A-Z0-9_]+[\"']|f\"MLX_CUDA_[A-Z]+_(?=\{)"
-READ = r"environ(?:\.get\(|\[)\"MLX_CUDA_\w+|^VARIABLE = \"MLX_CUDA_\w+"
+NAMED = r"[\"'](?:CIBW|CMAKE_BUILD|CUDA|GH|GITHUB|LD|MLX|SOURCE_DATE)_[A-Z0-9_]+[\"']|f\"(?:CIBW|MLX_CUDA)_[A-Z]+_(?=\{)"
+READ = r"environ(?:\.get\(|\[)\"(?:MLX_CUDA|CUDA|PIPELINE|XDG|LOCAL)_?\w+|^VARIABLE = \"MLX_CUDA_\w+"
 NO_VARIABLES = {"MLX_ROOT"}  # but CMake's
 
 
@@ -141,6 +150,7 @@ def variables() -> set[str]:
     for pattern, reading in {
         "python/**/*.py": NAMED,
         "ci/**/*.py": NAMED,
+        "wheel_hooks/**/*.py": READ,
         "noxfile.py": NAMED,
         "pyproject.toml": NAMED,
         "src/**/*.cpp": r"getenv\(\"\w+",
@@ -149,7 +159,7 @@ def variables() -> set[str]:
     }.items():
         for path in REPOSITORY.glob(pattern):
             for match in re.findall(reading, path.read_text("utf-8"), re.MULTILINE):
-                found.update(re.findall(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+", match))
+                found.update(re.findall(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+|LOCALAPPDATA", match))
     return found - NO_VARIABLES
 
 
@@ -195,4 +205,5 @@ def test_the_fields_of_the_matrix_are_those_of_its_file() -> None:
     cells = re.findall(r"^\| (`\w+\.[^|]+`) \|", text, re.MULTILINE)
     listed = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
     declared = fields(tomllib.loads((REPOSITORY / "ci" / "matrix" / "matrix.toml").read_text("utf-8")))
+    declared |= {f"cpu.{field.name}" for field in dataclasses.fields(Extra) if field.name not in {"extra", "requires"}}  # optional
     assert (set(listed), len(listed)) == (declared, len(declared))

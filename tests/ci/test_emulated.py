@@ -68,7 +68,7 @@ def test_the_cpu_tests_pass(emulated: Emulated, site: Path) -> None:
 def test_every_symbol_resolves(
     emulated: Emulated, wheel: Path, cuda: matrix.Cuda, installed_root: Callable[[str, matrix.Platform], Path]
 ) -> None:
-    """Against the real aarch64 libraries of the extra, with a stand-in for the driver, as test_closure.py does for this machine's."""
+    """Against the real aarch64 libraries of the extra, with a stub for the driver, as test_closure.py does for this machine's."""
     stubs = installed_root(cuda.roots[0], ARM) / "lib" / "stubs"
     site = emulated.install(emulated.folder / cuda.extra, f"{wheel}[{cuda.extra}]")
     load = "import ctypes, os, sys; ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW)"

@@ -42,14 +42,14 @@ def test_an_interruption_leaves_what_was_there(tmp_path: Path, error: type[BaseE
     assert [each.read_text() for each in tmp_path.iterdir()] == ["before"]
 
 
-def test_a_full_disk_has_a_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_has_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with (
-        pytest.raises(EnvironmentProblem, match=r"cannot write .*file: No space left on device\n  cure: give another -o"),
-        whole(tmp_path / "file", cure="give another -o") as part,
+        pytest.raises(EnvironmentProblem, match=r"cannot write .*file: No space left on device\n  fix: give another -o"),
+        whole(tmp_path / "file", fix="give another -o") as part,
     ):
         part.touch()
     assert not list(tmp_path.iterdir())

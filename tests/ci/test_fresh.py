@@ -126,7 +126,7 @@ def test_an_index_that_cannot_be_reached_is_not_the_wheels_fault(
 
 
 def test_a_python_that_is_not_here(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"no environment for Python .*nowhere: No interpreter found .*\n  cure: give the path"):
+    with pytest.raises(EnvironmentProblem, match=r"no environment for Python .*nowhere: No interpreter found .*\n  fix: give the path"):
         Fresh.make(tmp_path / "environment", tmp_path / "nowhere")
     assert not (tmp_path / "environment").exists()
 

@@ -55,8 +55,8 @@ def test_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
                 patch.setenv(variable, "http://127.0.0.1/")
             with pytest.raises(EnvironmentProblem) as problem:
                 named("pypy")
-        cure = f"use pypi, testpypi, a URL, or set {' and '.join(variables)} in the environment"
-        assert str(problem.value) == f"unknown index 'pypy'\n  cure: {cure}"
+        fix = f"use pypi, testpypi, a URL, or set {' and '.join(variables)} in the environment"
+        assert str(problem.value) == f"unknown index 'pypy'\n  fix: {fix}"
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -104,7 +104,7 @@ def page() -> Iterator[Page]:
 def against(page: Page, *tags: str, of: str = VERSION) -> dict[str, str]:
     files = page.index.files(MATRIX.name)
     return {
-        each.check: f"{each.message}\n    cure: {each.cure}"
+        each.check: f"{each.message}\n    fix: {each.fix}"
         for each in standing.against(Version(of), page.index, files, tags=[*map(Version, tags)])
     }
 
@@ -128,9 +128,9 @@ def test_a_name_of_ours(real: Page) -> None:
 def test_a_name_of_others(page: Page) -> None:
     for version in ("0.27.1", "0.28.0", "0.29.0", "0.30.0"):
         page.add(f"mlx_cuda-{version}-py3-none-any.whl")
-    cure = "another name, or this one from its owner: docs/factory/releasing.md; in a clone without tags: git fetch --tags"
+    fix = "another name, or this one from its owner: docs/factory/releasing.md; in a clone without tags: git fetch --tags"
     foreign = "it has versions that were never tagged here (3: 0.27.1, 0.28.0, 0.30.0)"
-    assert against(page, "0.29.0") == {"owner": f"mlx-cuda on page is not ours: {foreign}\n    cure: {cure}"}
+    assert against(page, "0.29.0") == {"owner": f"mlx-cuda on page is not ours: {foreign}\n    fix: {fix}"}
     page.add("mlx_cuda-0.31.0-py3-none-any.whl")
     (said,) = against(page, "0.29.0").values()
     assert "(4: …, 0.28.0, 0.30.0, 0.31.0)" in said
@@ -151,15 +151,15 @@ def test_files_of_this_version_are_for_the_plan(real: Page) -> None:
 def test_the_version_must_be_the_newest(real: Page) -> None:
     real.add("mlx_cuda-1.0-py3-none-any.whl")
     assert against(real, "1.0") == {
-        "version": f"{VERSION} does not sort above 1.0, which is on page: nobody would get it\n    cure: a version after 1.0"
+        "version": f"{VERSION} does not sort above 1.0, which is on page: installers would not choose it\n    fix: a version after 1.0"
     }
 
 
 def test_development_versions_go_to_indexes_of_rehearsals_only(page: Page) -> None:
     assert against(page, of=f"{VERSION}.dev1") == {}
     page.index = replace(page.index, rehearsals=False)
-    cure = "--index testpypi, or a version of its own: python -m ci release stamp VERSION"
-    said = f"{VERSION}.dev1 is a development version, page gets releases and candidates\n    cure: {cure}"
+    fix = "--index testpypi, or a version of its own: python -m ci release stamp VERSION"
+    said = f"{VERSION}.dev1 is a development version, page gets releases and candidates\n    fix: {fix}"
     assert against(page, of=f"{VERSION}.dev1") == {"version": said}
     assert against(page, of=f"{VERSION}rc1") == {}
 
@@ -176,7 +176,7 @@ def test_rehearsals_of_before_stand_in_nobodys_way(page: Page) -> None:
 
 def test_findings_are_told_together() -> None:
     standing.report([])
-    with pytest.raises(CheckFailed, match=r"^this release may not go out:\n  a: b\n    cure: c\n  d: e\n    cure: f$"):
+    with pytest.raises(CheckFailed, match=r"^this release cannot be published:\n  a: b\n    fix: c\n  d: e\n    fix: f$"):
         standing.report([standing.finding("a", "b", "c"), standing.finding("d", "e", "f")])
 
 
@@ -193,12 +193,12 @@ def test_names_that_lead_elsewhere(page: Page, name: str) -> None:
     page.add(name)
     with pytest.raises(EnvironmentProblem) as problem:
         page.index.files(MATRIX.name)
-    assert str(problem.value) == f"page lists a file that is called {name!r}\n  cure: do not use this index"
+    assert str(problem.value) == f"page lists a file that is called {name!r}\n  fix: do not use this index"
 
 
 def test_an_index_without_sha256(page: Page) -> None:
     page.add(name := "mlx_cuda-1.0-py3-none-any.whl", sha256=None)
-    with pytest.raises(EnvironmentProblem, match=f"^page lists {name} without a sha256\n  cure: use an index that gives one$"):
+    with pytest.raises(EnvironmentProblem, match=f"^page lists {name} without a sha256\n  fix: use an index that gives one$"):
         page.index.files(MATRIX.name)
 
 
@@ -224,14 +224,14 @@ def test_what_is_yanked_still_says_whose_the_name_is(real: Page) -> None:
 
 @pytest.mark.parametrize("yanked", [True, "a bad build", ""])
 def test_a_release_that_was_yanked(tmp_path: Path, page: Page, yanked: str | bool) -> None:
-    """It is there to the byte, and nobody gets it."""
+    """It is there, byte-identical, but installers skip it."""
     dist = complete(make_dist(tmp_path))
     for entry in dist.entries:
         page.add(entry.name, sha256=entry.sha256, yanked=yanked if entry.name == NAME else False)
     with pytest.raises(CheckFailed) as failure:
         plan(dist, page.index.files(MATRIX.name))
-    cure = "find out why they were yanked; un-yank them on the index, or release a new version"
-    assert str(failure.value) == f"version {VERSION} was yanked, installers pass it over: {NAME}\n  cure: {cure}"
+    fix = "find out why they were yanked; un-yank them on the index, or release a new version"
+    assert str(failure.value) == f"version {VERSION} was yanked, installers pass it over: {NAME}\n  fix: {fix}"
 
 
 def test_a_digest_in_upper_case_is_the_same_digest(tmp_path: Path, page: Page) -> None:
@@ -255,8 +255,8 @@ def test_a_name_that_is_listed_twice(page: Page, last: str) -> None:
     page.add(NAME, sha256=last)
     with pytest.raises(EnvironmentProblem) as problem:
         page.index.files(MATRIX.name)
-    cure = "ask its owner which of them is meant; do not use it until then"
-    assert str(problem.value) == f"page lists {NAME} 2 times\n  cure: {cure}"
+    fix = "ask its owner which one is right; do not use it until then"
+    assert str(problem.value) == f"page lists {NAME} 2 times\n  fix: {fix}"
 
 
 def test_a_file_of_another_project_has_no_version_here(page: Page) -> None:
@@ -271,7 +271,7 @@ def test_a_strangers_file_under_our_version(tmp_path: Path, page: Page) -> None:
     page.add(NAME)
     with pytest.raises(CheckFailed) as failure:
         plan(dist := complete(make_dist(tmp_path)), page.index.files(MATRIX.name))
-    cure = "an index never takes other bytes under a name that was used: find out whose files these are, and release a new version"
+    fix = "an index accepts no other bytes under a used name: find out whose files these are, and release a new version"
     assert str(failure.value).split("\n  ") == [
         f"version {VERSION} is on the index already, and differs:",
         f"{NAME}: the index has other bytes, sha256 {'0' * 64}, expected {dist.entries[-1].sha256}",
@@ -279,7 +279,7 @@ def test_a_strangers_file_under_our_version(tmp_path: Path, page: Page) -> None:
             f"mlx_cuda-{VERSION}{rest}: is on the index under {VERSION}, but no file of this release"
             for rest in ("-py3-none-any.whl", ".tar.gz")
         ),
-        f"cure: {cure}",
+        f"fix: {fix}",
     ]
 
 
@@ -305,7 +305,7 @@ def test_the_command_asks_the_index(
     arguments = ["release", "check", str(folder), "--without-toolkits", "--index", page.index.simple.removesuffix("simple/")]
     assert cli.main(arguments) == 1
     words = [line.split(":")[0].strip() for line in capsys.readouterr().err.splitlines()]
-    assert words == ["error", "version", "cure", "dependencies", "cure"]
+    assert words == ["error", "version", "fix", "dependencies", "fix"]
     assert asked == [({extra: [Requirement("innocent==1.0")] for extra in EXTRAS}, "3.11")]
     page.add(NAME)
     assert cli.main(arguments) == 1

@@ -102,8 +102,8 @@ class Server:
         with pytest.raises(EnvironmentProblem) as problem:
             self.index.files(MATRIX.name)
         assert len(self.slept) == before
-        why, _, cure = str(problem.value).removeprefix("cannot read the index here: ").partition("\n  cure: ")
-        assert cure == ADDRESS
+        why, _, fix = str(problem.value).removeprefix("cannot read the index here: ").partition("\n  fix: ")
+        assert fix == ADDRESS
         return why
 
 
@@ -203,7 +203,7 @@ def test_the_status_of_a_project(server: Server, kind: str, status: str | None, 
         with pytest.raises(EnvironmentProblem) as problem:
             server.index.files(MATRIX.name, adding=adding)
         said = rf"here has {status} {MATRIX.name}: evil\x1b; it takes no file of it"
-        assert str(problem.value) == f"{said}\n  cure: find out why, and have its owner or the index end it"
+        assert str(problem.value) == f"{said}\n  fix: find out why, and have its owner or the index end it"
     else:
         assert len(server.index.files(MATRIX.name, adding=adding)) == 1
 
@@ -213,8 +213,8 @@ def test_an_index_that_wants_credentials(server: Server, status: int) -> None:
     server.answer = lambda _: Said(status=status)
     with pytest.raises(EnvironmentProblem) as problem:
         server.index.files(MATRIX.name)
-    cure = "give the credentials of the index, in its address or in ~/.netrc"
-    assert str(problem.value) == f"cannot read the index here: it answers HTTP {status}\n  cure: {cure}"
+    fix = "give the credentials of the index, in its address or in ~/.netrc"
+    assert str(problem.value) == f"cannot read the index here: it answers HTTP {status}\n  fix: {fix}"
 
 
 def test_a_password_is_not_told(server: Server) -> None:
@@ -248,7 +248,7 @@ def test_a_server_that_knows_nothing_at_all(server: Server, root: Said, said: st
     with pytest.raises(EnvironmentProblem) as problem:
         server.index.files(MATRIX.name)
     why = f"it answers HTTP 404 for {MATRIX.name}, but is no index: its list of projects is {said}"
-    assert str(problem.value) == f"cannot read the index here: {why}\n  cure: {ADDRESS}"
+    assert str(problem.value) == f"cannot read the index here: {why}\n  fix: {ADDRESS}"
 
 
 def test_a_404_of_somebody_else(server: Server) -> None:
@@ -256,7 +256,7 @@ def test_a_404_of_somebody_else(server: Server) -> None:
     there = server.url.replace("127.0.0.1", "localhost") + "login"
     server.answer = lambda path: Said(status=404) if path.endswith("login") else Said(status=302, headers=(("Location", there),))
     with pytest.raises(
-        EnvironmentProblem, match=r"^cannot read the index here: it leads to localhost, which answers HTTP 404\n  cure: check the address"
+        EnvironmentProblem, match=r"^cannot read the index here: it leads to localhost, which answers HTTP 404\n  fix: check the address"
     ):
         server.index.files(MATRIX.name)
 
@@ -269,15 +269,15 @@ def test_an_index_that_is_out_of_order_for_two_minutes(server: Server, capsys: p
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 7
     assert said[0].startswith(f"here: it answers HTTP {status}")
-    assert said[0].endswith("; it is asked again in 1 s")
+    assert said[0].endswith("; retrying in 1 s")
 
 
 def test_an_index_that_stays_out_of_order(server: Server) -> None:
     server.answer = lambda _: Said(status=503)
     with pytest.raises(EnvironmentProblem) as problem:
         server.index.files(MATRIX.name)
-    cure = "check the network and the index, then run again"
-    assert str(problem.value) == f"cannot read the index here: it answers HTTP 503 Service Unavailable\n  cure: {cure}"
+    fix = "check the network and the index, then run again"
+    assert str(problem.value) == f"cannot read the index here: it answers HTTP 503 Service Unavailable\n  fix: {fix}"
     assert server.slept == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
@@ -292,7 +292,7 @@ def test_it_asks_for_more_than_there_is(server: Server) -> None:
     server.answer = lambda _: Said(status=429, headers=(("Retry-After", "301"),))
     with pytest.raises(EnvironmentProblem) as problem:
         server.index.files(MATRIX.name)
-    assert str(problem.value) == "cannot read the index here: it answers HTTP 429 Too Many Requests\n  cure: wait for 301 s, then run again"
+    assert str(problem.value) == "cannot read the index here: it answers HTTP 429 Too Many Requests\n  fix: wait for 301 s, then run again"
     assert server.slept == []
 
 
@@ -349,7 +349,7 @@ def test_a_redirect_with_a_page_that_does_not_end(server: Server) -> None:
 @pytest.mark.parametrize("headers", [b"X: x\r\n" * 101, b"X: " + b"x" * (1 << 16)], ids=["many", "a long one"])
 def test_too_many_headers(server: Server, headers: bytes) -> None:
     server.answer = lambda _: Said(raw=STATUS + headers + b"\r\n\r\n")
-    with pytest.raises(EnvironmentProblem, match=r"^cannot read the index here: .*headers?\b.*\n  cure: "):
+    with pytest.raises(EnvironmentProblem, match=r"^cannot read the index here: .*headers?\b.*\n  fix: "):
         server.index.files(MATRIX.name)
     assert server.slept == [1, 2, 4, 8]
 
@@ -373,8 +373,8 @@ def test_an_index_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> Non
     """Half a minute, and not five, for who has no network."""
     slept: list[float] = []
     monkeypatch.setattr(client, "time", SimpleNamespace(sleep=slept.append, monotonic=lambda: 1000 + sum(slept)))
-    cure = "check the network and the index, then run again"
-    with pytest.raises(EnvironmentProblem, match=f"^cannot read the index there: .*\n  cure: {cure}$"):
+    fix = "check the network and the index, then run again"
+    with pytest.raises(EnvironmentProblem, match=f"^cannot read the index there: .*\n  fix: {fix}$"):
         Index("there", (), "http://127.0.0.1:9/simple/", timeout=1).files(MATRIX.name)
     assert slept == [1, 2, 4, 8]
 
@@ -396,7 +396,7 @@ def test_a_file(server: Server, tmp_path: Path) -> None:
         (
             Said(status=404),
             EnvironmentProblem,
-            rf"^cannot read the index here: it answers HTTP 404 for /simple/{MATRIX.name}/{NAME}\n  cure: ",
+            rf"^cannot read the index here: it answers HTTP 404 for /simple/{MATRIX.name}/{NAME}\n  fix: ",
         ),
         (
             Said(data=b"other"),

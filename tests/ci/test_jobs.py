@@ -128,7 +128,7 @@ def test_a_family_may_be_named_with_its_platform(capsys: pytest.CaptureFixture[s
 def test_runners_that_cannot_be(capsys: pytest.CaptureFixture[str], runners: str, said: str) -> None:
     err = refused(capsys, "--runners", runners)
     assert f"error: {said}" in err
-    assert "cure: set it to a runner's label, or for each family" in err
+    assert "fix: set it to a runner's label, or for each family" in err
 
 
 @pytest.mark.usefixtures("rows")
@@ -240,17 +240,17 @@ def test_the_command_narrows(history: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_revision_that_is_not_here(history: Path, capsys: pytest.CaptureFixture[str], revision: str) -> None:
     err = refused(capsys, f"--since={revision}")
     assert f"error: git knows no revision {revision!r} here: " in err
-    assert "\n  cure: check out the whole history (fetch-depth: 0)" in err
+    assert "\n  fix: check out the whole history (fetch-depth: 0)" in err
 
 
 def test_a_history_that_is_cut_off(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
     git(history, "checkout", "--quiet", "--orphan", "other")
     git(history, "commit", "--quiet", "-m", "other")
-    assert "HEAD and main have no commit in common here: exit code 1\n  cure: check out the whole history" in refused(
+    assert "HEAD and main have no commit in common here: exit code 1\n  fix: check out the whole history" in refused(
         capsys, "--since", "main"
     )
 
 
 def test_no_git(history: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert "error: git is not installed\n  cure: install git\n" in refused(capsys, "--since", "main")
+    assert "error: git is not installed\n  fix: install git\n" in refused(capsys, "--since", "main")

@@ -1,4 +1,4 @@
-"""``python -m ci load``: native modules meet a real loader, and stand-ins of all that lies outside the wheel."""
+"""``python -m ci load``: native modules meet a real loader, and stubs of all that lies outside the wheel."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_good_wheel(made: Callable[[str], Path], capfd: pytest.CaptureFixture[
 
 
 def test_without_section_headers(made: Callable[[str], Path], tmp_path: Path) -> None:
-    """The loader reads none: neither does what makes the stand-ins, so that a sound module is not called broken."""
+    """The loader reads none: neither does what makes the stubs, so that a sound module is not called broken."""
     path = made(GOOD)
     files = {
         name: without_sections(data) if name.endswith(".so") else data
@@ -69,13 +69,13 @@ def test_an_older_python_lacks_what_a_stand_in_has(made: Callable[[str], Path], 
 def test_a_missing_symbol_of_the_system(
     made: Callable[[str], Path], capfd: pytest.CaptureFixture[str], world: World, tmp_path: Path
 ) -> None:
-    """Asked of glibc by version: no stand-in may give it."""
+    """Asked of glibc by version: no stub may give it."""
     wheel = made("#include <string.h>\nvoid use(void *a, void *b, long n) { memcpy(a, b, n); }")
     changed = dict(read(wheel).members)
     module = member(world, CU13)
     assert b"GLIBC_2.14\0" in changed[module] or pytest.skip("this compiler asks for no versioned memcpy")
     changed[module] = _newer(changed[module])
-    with pytest.raises(CheckFailed, match=f"^{wheel.name} does not load; the loader's words are above$"):
+    with pytest.raises(CheckFailed, match=f"^{wheel.name} does not load; the loader's message is above$"):
         load.check(write_wheel(tmp_path / "damaged" / wheel.name, changed), pythons=[sys.executable])
     assert "GLIBC_9.99" in capfd.readouterr().err
 
@@ -93,10 +93,17 @@ def _newer(module: bytes) -> bytes:
     return module.replace(b"GLIBC_2.14\0", b"GLIBC_9.99\0").replace(elf_hash("GLIBC_2.14"), elf_hash("GLIBC_9.99"))
 
 
+def test_a_wheel_for_another_architecture(made: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load.prepare(read(made(GOOD)), tmp_path / "made")
+    (tmp_path / "made" / "machine").write_text("riscv64")
+    assert not load.load(tmp_path / "made", [sys.executable])
+    assert capfd.readouterr().err.startswith("wrong architecture: the wheel is for riscv64, this Python for ")
+
+
 def test_a_windows_wheel(tmp_path: Path) -> None:
     windows = make_world(tmp_path / "windows", "windows")
     wheel = write_wheel(tmp_path / NAMES["windows"], {member(windows, CU13): b""})
-    with pytest.raises(EnvironmentProblem, match=f"^{wheel.name} is for Windows\n  cure: give a Linux wheel; Windows wheels are"):
+    with pytest.raises(EnvironmentProblem, match=f"^{wheel.name} is for Windows\n  fix: give a Linux wheel; Windows wheels are"):
         load.check(wheel, pythons=[sys.executable])
 
 
@@ -121,7 +128,7 @@ def test_the_modules_get_none_of_the_callers_secrets(
 
 def test_no_such_interpreter(made: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["load", str(made(GOOD)), "--python", "no-such-python"]) == 2
-    said = "error: no-such-python is not installed\n  cure: install no-such-python, or name another\n"
+    said = "error: no-such-python is not installed\n  fix: install no-such-python, or name another\n"
     assert capsys.readouterr().err == said
 
 

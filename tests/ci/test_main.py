@@ -76,7 +76,7 @@ def test_wrong_usage_ends_with_2(arguments: list[str], capsys: pytest.CaptureFix
     ("failure", "code", "said"),
     [
         (CheckFailed("a bad wheel"), 1, "error: a bad wheel\n"),
-        (EnvironmentProblem("no compiler", cure="install g++"), 2, "error: no compiler\n  cure: install g++\n"),
+        (EnvironmentProblem("no compiler", fix="install g++"), 2, "error: no compiler\n  fix: install g++\n"),
         (EnvironmentProblem("no compiler"), 2, "error: no compiler\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
@@ -138,8 +138,8 @@ def only(group: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
 )
 def test_a_group_of_tools_that_is_missing(arguments: list[str], module: str) -> None:
     done = only("factory", arguments)
-    cure = "python -m pip install --require-hashes -r requirements/factory.txt -r requirements/release.txt"
-    assert (done.returncode, done.stderr) == (2, f"error: the module {module} is not installed\n  cure: {cure}\n")
+    fix = "python -m pip install --require-hashes -r requirements/factory.txt -r requirements/release.txt"
+    assert (done.returncode, done.stderr) == (2, f"error: the module {module} is not installed\n  fix: {fix}\n")
 
 
 def test_every_command_has_its_help_with_the_factory_alone() -> None:

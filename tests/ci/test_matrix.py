@@ -120,7 +120,7 @@ def test_the_name_of_a_row() -> None:
     assert Row("linux-x86_64", "3.15t", "cpu").name == "linux-x86_64-cp315t-cpu"
     assert Row("win-amd64", "3.10", "cu13", "hopper", "580.65").name == "win-amd64-cp310-cu13-hopper"
     assert matrix.load().row("linux-x86_64-cp310-cpu") == Row("linux-x86_64", "3.10", "cpu")
-    with pytest.raises(EnvironmentProblem, match=r"unknown row 'x'\n  cure: use one of linux-x86_64-cp310-cpu, "):
+    with pytest.raises(EnvironmentProblem, match=r"unknown row 'x'\n  fix: use one of linux-x86_64-cp310-cpu, "):
         matrix.load().row("x")
 
 
@@ -180,7 +180,7 @@ def test_the_drivers_version(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("driver", [FakeDriver(init=9), FakeDriver(answer=1)], ids=["not loaded", "no answer"])
 def test_a_driver_that_does_not_tell_its_version(monkeypatch: pytest.MonkeyPatch, driver: FakeDriver) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: driver)
-    with pytest.raises(EnvironmentProblem, match="does not tell its version\n  cure: see that nvidia-smi works"):
+    with pytest.raises(EnvironmentProblem, match="does not report its version\n  fix: check that nvidia-smi works"):
         gpu.driver_version()
 
 
@@ -189,9 +189,7 @@ def test_the_drivers_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(f"{name}: cannot open")
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    with pytest.raises(
-        EnvironmentProblem, match=r"version cannot be asked \((.+): cannot open\)\n  cure: install \1, a part of the driver"
-    ):
+    with pytest.raises(EnvironmentProblem, match=r"version cannot be queried \((.+): cannot open\)\n  fix: install \1, a part of"):
         gpu.driver_version()
 
 
@@ -216,5 +214,5 @@ def test_the_machine_that_a_row_asks_for(monkeypatch: pytest.MonkeyPatch, found:
         return
     with pytest.raises(EnvironmentProblem) as raised:
         gpu.fits(row)
-    cure = "run the row linux-x86_64-cp310-cu12-hopper on a machine with a GPU of the family hopper and the driver 550.54 or newer"
-    assert str(raised.value) == f"{said}\n  cure: {cure}"
+    fix = "run the row linux-x86_64-cp310-cu12-hopper on a machine with a GPU of the family hopper and the driver 550.54 or newer"
+    assert str(raised.value) == f"{said}\n  fix: {fix}"

@@ -1,4 +1,4 @@
-"""``python -m ci msvc-env``: Visual Studio is found, its toolset judged, its environment taken over; a stand-in for it on Linux."""
+"""``python -m ci msvc-env``: Visual Studio is found, its toolset judged, its environment taken over; a stub for it on Linux."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_program_of_the_prompt_alone(studio: Studio, tmp_path: Path) -> None:
 
 def test_a_command_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["msvc-env", "--", "no-such-command"]) == 2
-    assert capsys.readouterr().err == "error: no-such-command is not found\n  cure: give a program that is on PATH, after --\n"
+    assert capsys.readouterr().err == "error: no-such-command is not found\n  fix: give a program that is on PATH, after --\n"
     with pytest.raises(SystemExit, match="2"):
         main(["msvc-env"])
 
@@ -99,7 +99,7 @@ def test_without_vswhere(studio: Studio, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert main(["msvc-env", "--", "true"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: {tmp_path / 'nothing'}/Microsoft Visual Studio/Installer/vswhere.exe is not installed\n")
-    assert said.endswith("\n  cure: install Visual Studio 17, or its Build Tools, with the component " + msvc_env.TOOLS + "\n")
+    assert said.endswith("\n  fix: install Visual Studio 17, or its Build Tools, with the component " + msvc_env.TOOLS + "\n")
 
 
 def test_where_vswhere_is_if_nothing_says_it(studio: Studio, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,13 +115,13 @@ def test_what_lies_in_the_current_folder_is_not_run(studio: Studio, tmp_path: Pa
 
 def test_vswhere_fails(studio: Studio, tmp_path: Path) -> None:
     program(tmp_path / "x86" / msvc_env.VSWHERE, "#!/bin/sh\nexit 87\n")
-    assert "cannot be asked for: " in refusal()
+    assert "cannot be queried: " in refusal()
     assert "exit code 87" in refusal()
 
 
 def test_without_visual_studio(studio: Studio) -> None:
     studio.answer("")
-    assert refusal().startswith("no Visual Studio 17 with C++ tools is installed\n  cure: install Visual Studio 17")
+    assert refusal().startswith("no Visual Studio 17 with C++ tools is installed\n  fix: install Visual Studio 17")
 
 
 @pytest.mark.parametrize(("toolsets", "named"), [((), "none"), (("14.50.1", "14.29.30133"), "14.29.30133, 14.50.1")])
@@ -129,7 +129,7 @@ def test_without_the_toolset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to
     studio = Studio.make(tmp_path, monkeypatch, toolsets)
     assert refusal() == (
         f"{studio.folder} has no C++ toolset 14.44, but {named}\n"
-        "  cure: add the MSVC build tools v14.44 for x64 with the Visual Studio Installer"
+        "  fix: add the MSVC build tools v14.44 for x64 with the Visual Studio Installer"
     )
 
 
@@ -147,7 +147,7 @@ def test_a_toolset_without_its_compiler_is_none(studio: Studio) -> None:
 def test_a_batch_file_that_does_not_obey(studio: Studio, batch: str, found: str) -> None:
     studio.batch(batch)
     path = studio.folder / "VC/Auxiliary/Build/vcvarsall.bat"
-    assert refusal() == f"{path} has set up toolset {found}, expected {VERSION}\n  cure: start outside of any developer prompt"
+    assert refusal() == f"{path} has set up toolset {found}, expected {VERSION}\n  fix: start outside of any developer prompt"
 
 
 def test_the_line_for_cmd(monkeypatch: pytest.MonkeyPatch) -> None:

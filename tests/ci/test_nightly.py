@@ -240,7 +240,7 @@ def test_a_file_that_is_listed_twice(old: tuple[Path, str], tmp_path: Path, caps
     page.write_text(page.read_text("utf-8") * 2, "utf-8")
     make(tmp_path, NIGHTS[3], "--url", old[1], code=2)
     said = capsys.readouterr().err
-    assert re.search(r"lists mlx_cuda-\S+\.whl 2 times\n  cure: run again; .* --history new", said)
+    assert re.search(r"lists mlx_cuda-\S+\.whl 2 times\n  fix: run again; .* --history new", said)
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -282,7 +282,7 @@ def test_as_many_as_have_room(old: tuple[Path, str], tmp_path: Path, monkeypatch
     limit = sum(sizes) + dist(tmp_path / NIGHTS[3], NIGHTS[3]).joinpath(name(NIGHTS[3])).stat().st_size + spare
     monkeypatch.setattr(nightly, "LIMIT_MIB", Bytes(limit))
     assert held(make(tmp_path, NIGHTS[3], "--url", old[1])) == NIGHTS[: -kept - 1 : -1]
-    assert "and what is older has no room" in capsys.readouterr().err
+    assert "and older versions do not fit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -370,7 +370,7 @@ def test_a_site_that_does_not_answer(tmp_path: Path, monkeypatch: Patch, capsys:
     make(tmp_path, NIGHTS[0], "--url", url, code=2)
     error = capsys.readouterr().err
     assert f"cannot read the index {url}" in error
-    assert error.count("cure") == 1
+    assert error.count("fix") == 1
     assert "--history new" in error
 
 
@@ -379,12 +379,12 @@ def test_a_site_without_the_channel(tmp_path: Path, capsys: Capture) -> None:
     with pages(tmp_path / "empty") as (url, _):
         make(tmp_path, NIGHTS[0], "--url", url, code=2)
     said = f"{url}: it answers HTTP 404 for {MATRIX.name}, but is no index: its list of projects is HTTP 404, text/html"
-    assert f"{said}\n  cure: run again; where the channel begins" in capsys.readouterr().err
+    assert f"{said}\n  fix: run again; for a new channel" in capsys.readouterr().err
     (tmp_path / "empty" / "simple").mkdir()
     (tmp_path / "empty" / "simple" / "index.html").touch()
     with pages(tmp_path / "empty") as (url, _):
         make(tmp_path, NIGHTS[0], "--url", url, code=2)
-    assert f"{url} has no wheel of {MATRIX.name}\n  cure: run again; where the channel begins" in capsys.readouterr().err
+    assert f"{url} has no wheel of {MATRIX.name}\n  fix: run again; for a new channel" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("link", [f'<a href="x">{name(NIGHTS[0])}</a>', '<a href="x#sha256=00">..</a>'])
@@ -410,7 +410,7 @@ def test_a_renamed_wheel(tmp_path: Path, capsys: Capture, project: str, version:
     text = metadata(version).replace("Name: mlx-cuda", f"Name: {project}")
     write_wheel(tmp_path / "dist" / name(NIGHTS[0]), version=NIGHTS[0], changes={"METADATA": text})
     assert cli.main(["nightly", str(tmp_path / "dist"), "-o", str(tmp_path / "site"), "--url", URL, "--history", "new"]) == 1
-    assert f"METADATA is of {project} {version}\n  cure: build it again" in capsys.readouterr().err
+    assert f"METADATA is of {project} {version}\n  fix: build it again" in capsys.readouterr().err
 
 
 def test_where_the_site_is(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -438,7 +438,7 @@ def test_arguments(tmp_path: Path, monkeypatch: Patch, capsys: Capture, argument
     assert cli.main(["nightly", str(folder), "-o", "site", "--url", URL, "--history", "new", *arguments]) == 2
     error = capsys.readouterr().err
     assert said in error
-    assert "cure: " in error
+    assert "fix: " in error
 
 
 def test_no_wheels(tmp_path: Path, capsys: Capture) -> None:

@@ -107,11 +107,11 @@ def gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gh:
     ("answer", "code", "words"),
     [
         (OWN, 0, f"run 7 of owner/name: push of main, {WHEELS}\n"),
-        ({**OWN, "event": "pull_request"}, 1, "error: the artifacts of run 7 of owner/name are not executed here: it was started by"),
+        ({**OWN, "event": "pull_request"}, 1, "error: the artifacts of run 7 of owner/name may not run here: it was started by"),
         (
             {**OWN, "conclusion": "failure"},
             1,
-            "expected completed and success\n  cure: start wheels.yml on a branch of owner/name, and wait for its end\n",
+            "expected completed and success\n  fix: start wheels.yml on a branch of owner/name, and wait for its end\n",
         ),
         ({**OWN, "id": 8}, 1, "the API answered with run 8\n"),
         ({"message": "?"}, 1, "the API answered with run None\n"),
@@ -141,7 +141,7 @@ def test_a_release_asks_about_itself(gh: Gh, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_digits_alone(target: str, gh: Gh, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["origin", "--", target]) == 2
-    assert f"error: {target!r} is no id of a workflow run\n  cure: give the digits" in capsys.readouterr().err
+    assert f"error: {target!r} is no id of a workflow run\n  fix: give the digits" in capsys.readouterr().err
     assert not (gh.folder / "calls").exists()
 
 
@@ -158,7 +158,7 @@ def test_the_repository_is_the_workflows_own(
     if repository is not None:
         monkeypatch.setenv("GITHUB_REPOSITORY", repository)
     assert cli.main(["origin", "7"]) == 2
-    assert "error: run 7 of which repository?\n  cure: set GITHUB_REPOSITORY to OWNER/NAME" in capsys.readouterr().err
+    assert "error: run 7 of which repository?\n  fix: set GITHUB_REPOSITORY to OWNER/NAME" in capsys.readouterr().err
     assert not (gh.folder / "calls").exists()
     with pytest.raises(SystemExit):
         cli.main(["origin", "7", "--repository", "owner/name"])

@@ -1,4 +1,4 @@
-"""``python -m ci pins``: a stand-in for GitHub, a folder of repositories, tells which commits are those of tags."""
+"""``python -m ci pins``: a stub for GitHub, a folder of repositories, tells which commits are those of tags."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_commit_of_another_tag(server: Server, capsys: pytest.CaptureFixture[s
     server.pin(f"a/b@{old} # v1.0.1")
     assert server.run() == 1
     said = f"a/b: v1.0.1 is {new}, expected {old}; the tags of {old[:12]} are v1.0.0"
-    assert f"error: pinned commits that are not their tags':\n  {said}\n  cure: find out why" in capsys.readouterr().err
+    assert f"error: pinned commits that are not their tags':\n  {said}\n  fix: find out why" in capsys.readouterr().err
 
 
 def test_a_commit_of_nobody(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +103,7 @@ def test_the_object_of_an_annotated_tag_is_no_commit(server: Server) -> None:
 def test_what_is_not_pinned(server: Server, capsys: pytest.CaptureFixture[str], line: str) -> None:
     server.pin(line)
     assert server.run() == 1
-    assert f"error: actions without a commit and its tag:\n  one.yml: - uses: {line}\n  cure: " in capsys.readouterr().err
+    assert f"error: actions without a commit and its tag:\n  one.yml: - uses: {line}\n  fix: " in capsys.readouterr().err
 
 
 def test_a_server_that_cannot_be_asked(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,11 +114,11 @@ def test_a_server_that_cannot_be_asked(server: Server, capsys: pytest.CaptureFix
     assert server.run() == 2
     said = capsys.readouterr()
     assert said.out == f"a/b v1.0.0 {commit}: the commit of the tag\n"
-    assert f"error: the tags of {server.folder}/c/d cannot be asked for: " in said.err
+    assert f"error: the tags of {server.folder}/c/d cannot be queried: " in said.err
     assert len(said.err.splitlines()) == 2
     server.pin(f"a/b@{commit} # v1.0.1", f"c/d@{commit} # v1.0.0")
     assert server.run() == 1
-    assert "c/d cannot be asked for" in capsys.readouterr().err
+    assert "c/d cannot be queried" in capsys.readouterr().err
 
 
 def test_no_workflow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,11 +38,11 @@ def test_what_is_shown_is_beside_the_result(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr() == ("", "one\ntwo\n")
 
 
-@pytest.mark.parametrize(("cure", "said"), [(None, "install no-such-tool"), ("use another", "use another")])
-def test_one_that_is_missing(cure: str | None, said: str) -> None:
+@pytest.mark.parametrize(("fix", "said"), [(None, "install no-such-tool"), ("use another", "use another")])
+def test_one_that_is_missing(fix: str | None, said: str) -> None:
     with pytest.raises(EnvironmentProblem) as problem:
-        process.run(["no-such-tool", "x"], cure=cure)
-    assert str(problem.value) == f"no-such-tool is not installed\n  cure: {said}"
+        process.run(["no-such-tool", "x"], fix=fix)
+    assert str(problem.value) == f"no-such-tool is not installed\n  fix: {said}"
 
 
 def test_one_that_cannot_be_run(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_one_that_cannot_be_run(tmp_path: Path) -> None:
 
 
 def test_one_that_does_not_end() -> None:
-    with pytest.raises(process.TookTooLong, match=r"has not ended in 0\.2 s\n  cure: run again$"):
+    with pytest.raises(process.TookTooLong, match=r"has not ended in 0\.2 s\n  fix: run again$"):
         process.run(program("import time; time.sleep(60)"), timeout=0.2)
 
 
@@ -69,8 +69,8 @@ def test_one_that_does_not_end() -> None:
 )
 def test_one_that_fails(text: str, said: str, words: str) -> None:
     with pytest.raises(EnvironmentProblem) as problem:
-        process.output(program(text), said=said, cure="do")
-    assert str(problem.value) == f"{words}\n  cure: do"
+        process.output(program(text), said=said, fix="do")
+    assert str(problem.value) == f"{words}\n  fix: do"
 
 
 def test_who_else_runs_programs() -> None:

@@ -118,14 +118,14 @@ def test_another_version_than_the_checkouts(folder: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"missing is no folder\n  cure: give the folder that holds all wheels of the release$"):
+    with pytest.raises(EnvironmentProblem, match=r"missing is no folder\n  fix: give the folder that holds all wheels of the release$"):
         complete(tmp_path / "missing")
 
 
 def found(folder: Path) -> dict[str, str]:
     dist = complete(folder)
     findings = [*check.twine(dist), *check.wheels(dist, checks=QUICK)]
-    said = {finding.check: str(finding).partition("\n    cure: ")[0] for finding in findings}
+    said = {finding.check: str(finding).partition("\n    fix: ")[0] for finding in findings}
     return {identifier: each.partition(f"{identifier}: ")[2] for identifier, each in said.items()}
 
 
@@ -135,7 +135,7 @@ def test_good_wheels(folder: Path) -> None:
 
 def test_metadata_must_be_the_same_to_the_byte(folder: Path) -> None:
     write_wheel(folder / NAME, changes={"METADATA": metadata() + "\n"})
-    assert found(folder) == {"same-metadata": "METADATA is not the same to the byte in all wheels"}
+    assert found(folder) == {"same-metadata": "METADATA is not byte-identical in all wheels"}
 
 
 def test_device_code_must_be_the_same(folder: Path) -> None:
@@ -198,7 +198,7 @@ def test_the_manifest_holds_the_next_run_to_the_same_wheels(folder: Path) -> Non
     changed = sorted([NAME, NAME.replace("x86_64", "aarch64")])
     for name in changed:
         write_wheel(folder / name, changes={"METADATA": metadata() + "\n"})
-    what = f"which says what version {VERSION} consists of: {', '.join(changed)}\n  cure: take the very wheels that it was written for "
+    what = f"which says what version {VERSION} consists of: {', '.join(changed)}\n  fix: take the very wheels that it was written for "
     with pytest.raises(CheckFailed, match=f"^the wheels are not those of {re.escape(str(path))}, {what}"):
         settle(complete(folder), path)
 
@@ -210,7 +210,7 @@ def test_a_manifest_is_held_to_its_digest(folder: Path) -> None:
     for given, expected in (("", "one"), ("0", "0")):
         with pytest.raises(CheckFailed) as failure:
             agree(dist, path, given)
-        assert str(failure.value) == f"{path} has the sha256 {digest}, expected {expected}\n  cure: give the manifest that check wrote"
+        assert str(failure.value) == f"{path} has the sha256 {digest}, expected {expected}\n  fix: give the manifest that check wrote"
     with pytest.raises(CheckFailed, match=r"consists of: \n"):
         agree(replace(dist, version=Version("1")), path)
 
@@ -221,7 +221,7 @@ def test_the_manifest_is_written_whole_or_not(folder: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "fsync", full)
     before = set(folder.iterdir())
-    with pytest.raises(EnvironmentProblem, match=r"No space left on device\n  cure: free space, or give --manifest$"):
+    with pytest.raises(EnvironmentProblem, match=r"No space left on device\n  fix: free space, or give --manifest$"):
         settle(complete(folder), folder / MANIFEST)
     assert set(folder.iterdir()) == before
 
@@ -235,20 +235,20 @@ def test_a_run_that_was_killed_over_its_manifest(folder: Path) -> None:
 def test_damaged_manifests(tmp_path: Path, text: str) -> None:
     path = tmp_path / MANIFEST
     path.write_text(text)
-    with pytest.raises(EnvironmentProblem, match=r"is not a manifest of a release: .*\n  cure: take it from the run that wrote it$"):
+    with pytest.raises(EnvironmentProblem, match=r"is not a manifest of a release: .*\n  fix: take it from the run that wrote it$"):
         read_manifest(path)
 
 
 def test_no_manifest(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem) as problem:
         read_manifest(tmp_path / MANIFEST)
-    assert str(problem.value) == f"cannot read {tmp_path / MANIFEST}: No such file or directory\n  cure: check the path"
+    assert str(problem.value) == f"cannot read {tmp_path / MANIFEST}: No such file or directory\n  fix: check the path"
 
 
 def test_manifest_of_another_format(tmp_path: Path) -> None:
     path = tmp_path / MANIFEST
     path.write_text('{"format": 2}')
-    with pytest.raises(EnvironmentProblem, match=r"has format 2, expected 1\n  cure: use the version that wrote it$"):
+    with pytest.raises(EnvironmentProblem, match=r"has format 2, expected 1\n  fix: use the version that wrote it$"):
         read_manifest(path)
 
 
@@ -267,7 +267,7 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         [f"mlx-cuda {VERSION}"],
         ["wheel, in the order of upload", "platform", "build", f"MiB of {load().size_budget_mib}", "sha256"],
         *([entry.name, entry.platform, entry.build, "0.00", entry.sha256[:16]] for entry in complete(folder).entries),
-        ["nothing found: this release may go out"],
+        ["no problem found: this release can be published"],
     )
     assert read_manifest(tmp_path / "m.json")[1] == complete(folder).entries
     capsys.readouterr()
@@ -295,10 +295,13 @@ def test_what_needs_no_toolkits() -> None:
     ("command", "words"),
     [
         ("check", "or a name for which MLX_CUDA_INDEX_<NAME>_UPLOAD and _SIMPLE are set in the environment; or none (default)"),
-        ("publish", "--index NAME pypi, testpypi, a URL that takes uploads and has simple/ below it, or a name"),
-        ("publish", "--manifest FILE which bytes go, as check wrote it (default: DIST/release.json, written before"),
-        ("publish", "how long one upload may take (default: 600)"),
-        ("verify", "print what was done as JSON"),
+        (
+            "publish",
+            "--index NAME pypi, testpypi, the base URL of an index (uploads go to the URL, the simple API is at simple/), or a name",
+        ),
+        ("publish", "--manifest FILE manifest that check wrote (default: DIST/release.json, written before"),
+        ("publish", "time limit of one upload (default: 600)"),
+        ("verify", "print the results as JSON"),
     ],
 )
 def test_what_the_help_says(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

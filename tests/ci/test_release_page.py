@@ -249,8 +249,8 @@ def test_the_entry_of_a_candidate_goes_before_its_releases() -> None:
 @pytest.mark.parametrize(
     ("version", "said"),
     [
-        ("1.2.3.5", r"has no date of 1\.2\.3\.5\n  cure: ## \[1\.2\.3\.5\] - YYYY-MM-DD"),
-        ("1.2.3.6", r"says nothing of 1\.2\.3\.6\n  cure: move what is new from \[Unreleased\] to `## \[1\.2\.3\.6\] - YYYY-MM-DD`"),
+        ("1.2.3.5", r"has no date for 1\.2\.3\.5\n  fix: ## \[1\.2\.3\.5\] - YYYY-MM-DD"),
+        ("1.2.3.6", r"has no entry for 1\.2\.3\.6\n  fix: move what is new from \[Unreleased\] to `## \[1\.2\.3\.6\] - YYYY-MM-DD`"),
     ],
 )
 def test_versions_without_an_entry(version: str, said: str) -> None:
@@ -260,7 +260,7 @@ def test_versions_without_an_entry(version: str, said: str) -> None:
 
 def test_an_entry_that_says_nothing() -> None:
     text = TEXT.replace("### Fixed\n\n- this\n", "").replace("### Added\n\n- coming\n", "")
-    with pytest.raises(CheckFailed, match="says nothing"):
+    with pytest.raises(CheckFailed, match="has no entry"):
         changelog.entry(Version("1.2.3.4"), text)
     assert changelog.entry(Version("1.2.3.6.dev1"), text).text == "", "nothing has happened yet"
 
@@ -271,8 +271,18 @@ def test_an_entry_that_says_nothing() -> None:
 def test_headings_that_are_none(heading: str) -> None:
     with pytest.raises(CheckFailed) as failure:
         changelog.parse(f"{TEXT}\n{heading}\n")
-    said = f"CHANGELOG.md: {heading!r} is no heading of an entry of its own\n  cure: ## [VERSION] - YYYY-MM-DD, once"
+    said = f"CHANGELOG.md: {heading!r} is no heading of an entry of its own\n  fix: ## [VERSION] - YYYY-MM-DD, once"
     assert str(failure.value) == said
+
+
+def test_a_changelog_without_entries() -> None:
+    assert changelog.parse("# Changelog\n") == {}
+
+
+def test_no_changelog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelog, "CHANGELOG", tmp_path / "CHANGELOG.md")
+    with pytest.raises(CheckFailed, match=r"^CHANGELOG\.md is missing\n  fix: "):
+        changelog.read()
 
 
 LINKED = """# Changelog
@@ -328,8 +338,8 @@ def test_a_date_that_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("1.2.3.4", "1.2.3.4rc1"):
         with pytest.raises(CheckFailed) as failure:
             changelog.entry(Version(version), TEXT)
-        cure = "## [1.2.3.4] - 2026-01-01, or the day of its tag"
-        assert str(failure.value) == f"CHANGELOG.md dates 1.2.3.4 2026-01-02, which is to come\n  cure: {cure}"
+        fix = "## [1.2.3.4] - 2026-01-01, or the day of its tag"
+        assert str(failure.value) == f"CHANGELOG.md dates 1.2.3.4 2026-01-02, in the future\n  fix: {fix}"
     assert changelog.entry(Version("1.2.3.4"), TEXT.replace("2026-01-02", "2026-01-01")).date == date(2026, 1, 1)
 
 
@@ -389,7 +399,7 @@ def test_a_wheel_without_an_sbom_gets_no_page(tmp_path: Path, news: None) -> Non
 
 def test_notes_that_cannot_be_written(tmp_path: Path, news: None) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentProblem, match=r"File exists\n  cure: free space, or give another -o$"):
+    with pytest.raises(EnvironmentProblem, match=r"File exists\n  fix: free space, or give another -o$"):
         notes.write(complete(make_dist(tmp_path / "dist")), tmp_path / "file")
 
 

@@ -1,4 +1,4 @@
-"""What stops a release before anything is built: told all at once, each with its cure."""
+"""What stops a release before anything is built: told all at once, each with its fix."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def hold(monkeypatch: pytest.MonkeyPatch, *versions: str, on: str = "pypi") -> N
 
 
 def refused(tag: str | None = f"v{VERSION}", on: Index = PYPI) -> str:
-    with pytest.raises(CheckFailed, match="this release may not go out") as failure:
+    with pytest.raises(CheckFailed, match="this release cannot be published") as failure:
         preflight.preflight(on, tag=tag)
     return str(failure.value)
 
@@ -93,7 +93,7 @@ def test_all_is_well(ready: Gh) -> None:
 
 
 def test_everything_is_told_at_once(ready: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what cannot be asked keeps nothing else from being told."""
+    """A failed query does not hide other findings."""
 
     def unreachable(self: Index, project: str, **_: bool) -> tuple[Remote, ...]:
         raise EnvironmentProblem("the index cannot be read")
@@ -108,29 +108,29 @@ def test_everything_is_told_at_once(ready: Gh, monkeypatch: pytest.MonkeyPatch) 
     ready.answer(ENVIRONMENTS, "", code=1, err="gh: Resource not accessible (HTTP 403)\n")
 
     def silent(version: Version, text: str) -> None:
-        raise CheckFailed("nothing is new\n  cure: write")
+        raise CheckFailed("nothing is new\n  fix: write")
 
     monkeypatch.setattr(changelog, "entry", silent)
     owner = "docs/factory/releasing.md, Set up a repository"
     here, stated = (f"https://github.{host}/{REPOSITORY}" for host in ("elsewhere", "example"))
     assert refused("v1").splitlines() == [
-        "this release may not go out:",
+        "this release cannot be published:",
         f"  tag: the tag is v1, expected v{VERSION}, which pyproject.toml says",
-        "    cure: tag the commit that says it; python -m ci release stamp VERSION makes another say another",
+        "    fix: tag the commit with that version; python -m ci release stamp VERSION changes the version",
         "  changelog: nothing is new",
-        "    cure: write",
+        "    fix: write",
         "  variable: MLX_CUDA_GPU_RUNNER is not set: no machine with a GPU would try the wheels",
-        f"    cure: set the repository variable: {owner}",
+        f"    fix: set the repository variable: {owner}",
         f"  repository: this is {here}, but ci/matrix/matrix.toml says {stated}: who builds elsewhere gets another METADATA",
-        "    cure: set repository in ci/matrix/matrix.toml",
+        "    fix: set repository in ci/matrix/matrix.toml",
         "  unknown: GitHub does not say what owner/name has: gh: Resource not accessible (HTTP 403)",
-        "    cure: a token that may read Actions in this repository",
+        "    fix: a token that may read Actions in this repository",
         "  unknown: the index cannot be read",
-        "    cure: run again",
+        "    fix: run again",
         "  pins: pyproject.toml requires mlx==9, other, but ci/matrix/matrix.toml says mlx 9.9",
-        "    cure: python -m ci bump --mlx VERSION moves both",
+        "    fix: python -m ci bump --mlx VERSION moves both",
         "  dependencies: no mlx",
-        "    cure: wait",
+        "    fix: wait",
     ]
 
 
@@ -154,7 +154,7 @@ def test_a_checkout_without_a_version(ready: Gh, monkeypatch: pytest.MonkeyPatch
         (
             [VERSION],
             f"version: {VERSION} is on pypi already, which takes no other bytes under its names\n"
-            "    cure: if a run was interrupted over it, “Re-run failed jobs” of that run; otherwise the next number\n",
+            "    fix: if a run was interrupted over it, “Re-run failed jobs” of that run; otherwise the next number\n",
         ),
         (["0.30.0"], "owner: mlx-cuda on pypi is not ours"),
         (["99.0"], f"version: {VERSION} does not sort above 99.0"),
@@ -244,21 +244,21 @@ def test_settings(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("gpu", None, "there is no environment gpu\n    cure: make it"),
+        ("gpu", None, "there is no environment gpu\n    fix: make it"),
         (
             "pypi",
             {"deployment_branch_policy": CUSTOM, "protection_rules": [{"type": "branch_policy"}]},
-            "the environment pypi asks nobody\n    cure: name its required reviewers",
+            "the environment pypi has no required reviewers\n    fix: name its required reviewers",
         ),
         (
             "gpu",
             {"deployment_branch_policy": None, "protection_rules": []},
-            f"the environment gpu lets in any branch or tag, expected branch main and tag v*\n    cure: {LIMIT}",
+            f"the environment gpu lets in any branch or tag, expected branch main and tag v*\n    fix: {LIMIT}",
         ),
         (
             "testpypi",
             {"deployment_branch_policy": {"protected_branches": True, "custom_branch_policies": False}, "protection_rules": []},
-            f"the environment testpypi lets in protected branches, expected branch main\n    cure: {LIMIT}",
+            f"the environment testpypi lets in protected branches, expected branch main\n    fix: {LIMIT}",
         ),
     ],
 )
@@ -292,7 +292,7 @@ def test_gh_asks_for_nothing(gh: Gh, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gh_is_needed(gh: Gh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    with pytest.raises(EnvironmentProblem, match=r"^gh is not installed\n  cure: https://cli\.github\.com$"):
+    with pytest.raises(EnvironmentProblem, match=r"^gh is not installed\n  fix: https://cli\.github\.com$"):
         list(github.environments())
 
 
@@ -313,7 +313,7 @@ def test_dependencies_that_nobody_published(monkeypatch: pytest.MonkeyPatch, cap
     arguments = ("--python-version", "3.11", "--python", sys.executable, "-")
     assert asked == [(platform, arguments, "a==1\nb<3,>=2\n") for platform in MATRIX.platforms]
     said = "dependencies: the extra cpu cannot be installed on win-amd64, CPython 3.11: no wheel"
-    assert str(found) == f"{said}\n    cure: wait until they are published, or pin versions that are: python -m ci bump"
+    assert str(found) == f"{said}\n    fix: wait until they are published, or pin versions that are: python -m ci bump"
     assert capsys.readouterr().err == "".join(f"resolving the extra cpu for {platform}\n" for platform in MATRIX.platforms)
 
 
@@ -354,7 +354,7 @@ def test_the_command(ready: Gh, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert cli.main([*arguments, "--tag", f"v{VERSION}"]) == 0
     assert capsys.readouterr().out == f"version {VERSION} may be built\n"
     assert cli.main([*arguments, "--tag", "v1"]) == 1
-    assert "error: this release may not go out:\n  tag: the tag is v1" in capsys.readouterr().err
+    assert "error: this release cannot be published:\n  tag: the tag is v1" in capsys.readouterr().err
     monkeypatch.setenv("GITHUB_REF_NAME", f"v{VERSION}")
     assert cli.main(arguments) == 1, "that could be a branch's name"
     monkeypatch.setenv("GITHUB_REF_TYPE", "tag")

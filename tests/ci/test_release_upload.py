@@ -88,7 +88,7 @@ def test_how_twine_is_called(
     options = {**ALWAYS, "timeout": 600, "env": environment}
     paths = map(str, outside.dist.paths[1:])
     assert outside.runs == [([*command, path, *[f"{path}{ATTESTATION}"] * attestations], options) for path in paths]
-    said = [f"{present.name}: is on there already, the same to the byte"]
+    said = [f"{present.name}: is on there already, byte-identical"]
     said += [f"{entry.name}: uploading, {number} of 6, 0.00 MiB" for number, entry in enumerate(missing, 2)]
     assert capsys.readouterr().err.splitlines() == said
     assert outside.slept == []
@@ -98,7 +98,7 @@ def test_a_dry_run(outside: Outside, capsys: pytest.CaptureFixture[str]) -> None
     present, *missing = outside.dist.entries
     outside.hold(present.name)
     outside.publish(dry_run=True)
-    said = [f"{present.name}: is on there already, the same to the byte"]
+    said = [f"{present.name}: is on there already, byte-identical"]
     said += [f"{entry.name}: would be uploaded, 0.00 MiB, sha256 {entry.sha256}" for entry in missing]
     assert capsys.readouterr().err.splitlines() == said
 
@@ -110,12 +110,12 @@ SETTINGS = "set TWINE_USERNAME and TWINE_PASSWORD, or publish from the trusted w
 @pytest.mark.parametrize(
     ("answers", "error", "said"),
     [
-        (["HTTPError: 401 No", "HTTPError: 403 No"], EnvironmentProblem, f"there does not let us upload: {{}}\n  cure: {CREDENTIALS}"),
+        (["HTTPError: 401 No", "HTTPError: 403 No"], EnvironmentProblem, f"there does not let us upload: {{}}\n  fix: {CREDENTIALS}"),
         (["HTTPError: 400 No", "HTTPError: 404 No", "HTTPError: 499 No"], CheckFailed, "there refuses {name}: {}"),
         (
             ["InvalidConfiguration", "NonInteractive: no", "CredentialError", "TrustedPublishingFailure", "InvalidDistribution: no"],
             EnvironmentProblem,
-            f"twine: {{}}\n  cure: {SETTINGS}",
+            f"twine: {{}}\n  fix: {SETTINGS}",
         ),
     ],
 )
@@ -154,7 +154,7 @@ def test_another_attempt_after_a_pause(outside: Outside, capsys: pytest.CaptureF
     outside.answers = [answer] * 6
     with pytest.raises(EnvironmentProblem) as problem:
         outside.publish()
-    assert str(problem.value) == f"{name} could not be uploaded in 6 attempts: {said}\n  cure: {RESUME}"
+    assert str(problem.value) == f"{name} could not be uploaded in 6 attempts: {said}\n  fix: {RESUME}"
     assert outside.slept == [5, 10, 20, 40, 80], "two and a half minutes, for an index that restarts"
 
 
@@ -186,7 +186,7 @@ def test_what_does_not_show(outside: Outside) -> None:
     with pytest.raises(EnvironmentProblem) as problem:
         outside.publish()
     name = outside.dist.entries[0].name
-    assert str(problem.value) == f"there took {name}, but does not show it after 300 s\n  cure: {RESUME}"
+    assert str(problem.value) == f"there took {name}, but does not show it after 300 s\n  fix: {RESUME}"
     assert sum(outside.slept) == 295.75
 
 
@@ -194,7 +194,7 @@ def test_what_is_no_longer_shown(outside: Outside) -> None:
     outside.empty = [8]
     with pytest.raises(EnvironmentProblem) as problem:
         outside.publish()
-    assert str(problem.value) == f"there no longer shows {', '.join(entry.name for entry in outside.dist.entries)}\n  cure: {RESUME}"
+    assert str(problem.value) == f"there no longer shows {', '.join(entry.name for entry in outside.dist.entries)}\n  fix: {RESUME}"
 
 
 def test_a_wheel_that_changes_on_its_way(outside: Outside) -> None:
@@ -202,7 +202,7 @@ def test_a_wheel_that_changes_on_its_way(outside: Outside) -> None:
     path.write_bytes(b"damaged")
     with pytest.raises(CheckFailed) as failure:
         outside.publish()
-    assert str(failure.value) == f"{path} was changed while the release was going out\n  cure: restore it, then {RESUME}"
+    assert str(failure.value) == f"{path} was changed while the release was going out\n  fix: restore it, then {RESUME}"
     assert len(outside.runs) == 5
 
 
@@ -229,7 +229,7 @@ def test_signing(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
         return subprocess.CompletedProcess(command, 1, "out\n", "err\n")
 
     monkeypatch.setattr(subprocess, "run", half)
-    with pytest.raises(EnvironmentProblem, match=r"^signing failed: out\nerr\n  cure: run the same command again$"):
+    with pytest.raises(EnvironmentProblem, match=r"^signing failed: out\nerr\n  fix: run the same command again$"):
         sign(outside.dist.paths)
     assert [path.exists() for path in attestations] == [True, *[False] * 5]
     sign([first])
@@ -238,7 +238,7 @@ def test_signing(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_signing_without_an_identity(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identities, "detect_credential", lambda _: None)
-    words = "no identity to sign with: attestations are made in the publishing workflow\n  cure: leave --attestations out"
+    words = "no identity to sign with: attestations are made in the publishing workflow\n  fix: omit --attestations"
     with pytest.raises(EnvironmentProblem, match=f"^{words}$"):
         sign(outside.dist.paths)
 
@@ -247,7 +247,7 @@ def test_signing_without_an_identity(outside: Outside, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(identities, "detect_credential", none)
     with pytest.raises(
-        EnvironmentProblem, match=r"^no identity to sign with: not allowed\n  cure: give the job `permissions: id-token: write`$"
+        EnvironmentProblem, match=r"^no identity to sign with: not allowed\n  fix: give the job `permissions: id-token: write`$"
     ):
         sign(outside.dist.paths)
     assert outside.runs == []

@@ -159,11 +159,11 @@ def test_a_manifest_of_another_version(folder: Path, index: Index) -> None:
     path.write_text(path.read_text().replace(f'"version": "{VERSION}"', '"version": "1.0"'))
     with pytest.raises(EnvironmentProblem) as problem:
         verify(Version(VERSION), index, manifest_path=path, pythons=[HERE])
-    assert str(problem.value) == f"{path} is of version 1.0, not {VERSION}\n  cure: give the manifest of this version"
+    assert str(problem.value) == f"{path} is of version 1.0, not {VERSION}\n  fix: give the manifest of this version"
 
 
 def test_an_extra_that_is_not_offered(index: Index, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"^there is no extra cu10, cu11\n  cure: use cpu, cu12, cu13$"):
+    with pytest.raises(EnvironmentProblem, match=r"^there is no extra cu10, cu11\n  fix: use cpu, cu12, cu13$"):
         verify(Version(VERSION), index, pythons=[HERE], extras=["cu11", "cpu", "cu10"])
     assert capsys.readouterr().err == f"6 files of {VERSION} on {index.name} are the published ones\n"
 

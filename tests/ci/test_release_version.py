@@ -91,10 +91,16 @@ def test_all_is_stamped_or_nothing(root: Path) -> None:
     before = (root / PROJECT).read_bytes()
     with pytest.raises(
         CheckFailed,
-        match=f'{PACKAGE.as_posix()} does not say its version in one line __version__ = "…"\n  cure: git restore {PACKAGE.as_posix()}$',
+        match=f'{PACKAGE.as_posix()} does not say its version in one line __version__ = "…"\n  fix: git restore {PACKAGE.as_posix()}$',
     ):
         stamp(root, Version(f"{MLX}.4"))
     assert (root / PROJECT).read_bytes() == before
+
+
+def test_a_version_in_the_first_line(root: Path) -> None:
+    (root / PACKAGE).write_text(f'__version__ = "{MLX}.3"\n', "utf-8")
+    stamp(root, Version(f"{MLX}.4"))
+    assert (root / PACKAGE).read_text("utf-8") == f'__version__ = "{MLX}.4"\n'
 
 
 def test_a_full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +108,7 @@ def test_a_full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(EnvironmentProblem, match=r"No space left on device\n  cure: git restore . puts back what was there"):
+    with pytest.raises(EnvironmentProblem, match=r"No space left on device\n  fix: git restore . puts back what was there"):
         stamp(root, Version(f"{MLX}.4"))
     assert git(root, "diff") == ""
 
@@ -126,7 +132,7 @@ def test_a_checkout_without_a_version(root: Path, path: Path, old: str, new: str
     (root / path).write_text((root / path).read_text("utf-8").replace(old, new), "utf-8")
     with pytest.raises(CheckFailed) as failure:
         current(root)
-    assert str(failure.value) == f"this checkout has no version to release: {said}\n  cure: python -m ci release stamp VERSION"
+    assert str(failure.value) == f"this checkout has no version to release: {said}\n  fix: python -m ci release stamp VERSION"
 
 
 def test_another_mlx_than_the_versions(root: Path) -> None:
@@ -173,7 +179,7 @@ def test_development_versions_of_a_stamped_checkout(root: Path) -> None:
 def test_a_shallow_clone_may_lack_tags(root: Path, tmp_path: Path) -> None:
     commit(root, NOON)
     git(root, "clone", "--quiet", "--depth", "1", root.as_uri(), str(tmp_path / "shallow"))
-    with pytest.raises(EnvironmentProblem, match=r"shallow.*\n  cure: git fetch --unshallow --tags"):
+    with pytest.raises(EnvironmentProblem, match=r"shallow.*\n  fix: git fetch --unshallow --tags"):
         development(tmp_path / "shallow")
 
 
@@ -187,7 +193,7 @@ def test_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(
         EnvironmentProblem,
-        match=r"^git failed: fatal: not a git repository .*[^\n]\n  cure: run from a clone of the repository, with its tags$",
+        match=r"^git failed: fatal: not a git repository .*[^\n]\n  fix: run from a clone of the repository, with its tags$",
     ):
         tagged(tmp_path)
 

@@ -12,7 +12,7 @@ import pytest
 from ci.audit import audit_wheel, providers
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import Cuda, Library, Matrix, System
-from ci.repair import prove_excludes, repair
+from ci.repair import check_excludes, repair
 from ci.repair.sbom.archive import source_date_epoch
 from ci.wheelfile.wheel import read
 
@@ -147,7 +147,7 @@ def test_guards_need_installed_roots_to_be_proved(built: Path, tmp_path: Path, w
 def test_a_driver_that_nothing_needs(built: Path, world: World) -> None:
     matrix = dataclasses.replace(MATRIX, driver={"linux": "libcuda.so", "windows": "nvcuda64.dll"})
     with pytest.raises(CheckFailed, match=r"driver: .* is needed by no native module"):
-        prove_excludes(read(built), matrix)
+        check_excludes(read(built), matrix)
 
 
 def test_a_wheel_without_modules(tmp_path: Path, files: Files, world: World, system: System) -> None:

@@ -1,4 +1,4 @@
-"""What repair asks of auditwheel and delvewheel, and what it makes of their answers: a stand-in answers for them."""
+"""What repair asks of auditwheel and delvewheel, and what it makes of their answers: a stub answers for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ci.audit import providers
 from ci.audit.policy import platform_of
 from ci.errors import CheckFailed, EnvironmentProblem
 from ci.matrix import System
-from ci.repair import DECLARED, prove_excludes, repair
+from ci.repair import DECLARED, check_excludes, repair
 from ci.wheelfile.wheel import SBOM, read
 
 from .audit_support import CU13, DIST_INFO, MATRIX, NAMES, SUFFIXES, Files, World, write_wheel
@@ -138,9 +138,9 @@ def test_not_one_wheel(tool: Tool, wheel: Path, tmp_path: Path, leaves: tuple[st
     name = {"linux": "auditwheel", "windows": "delvewheel"}[system]
     with pytest.raises(EnvironmentProblem, match=f"^{name} left {len(leaves)} wheels instead of one") as refusal:
         repair(wheel, tmp_path / "out")
-    cure = str(refusal.value.cure)
-    assert cure.startswith(f"by hand: {sys.executable} -m {name} repair")
-    assert cure.endswith(str(wheel))
+    fix = str(refusal.value.fix)
+    assert fix.startswith(f"run it yourself: {sys.executable} -m {name} repair")
+    assert fix.endswith(str(wheel))
     assert not (tmp_path / "out").exists()
 
 
@@ -151,7 +151,7 @@ def test_a_refusal_says_all_that_the_tool_said(tool: Tool, wheel: Path, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is a shell script")
+@pytest.mark.skipif(sys.platform == "win32", reason="the stub is a shell script")
 def test_what_a_real_process_says(wheel: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\necho 'größer'; echo 'as expected' >&2; exit 1\n", "utf-8")
@@ -172,7 +172,7 @@ def test_a_tool_that_is_not_installed(tool: Tool, wheel: Path, tmp_path: Path, s
     tool.status, tool.complained = 1, f"python: No module named {name}"
     with pytest.raises(EnvironmentProblem, match=f"^{name} is not installed") as missing:
         repair(wheel, tmp_path)
-    assert missing.value.cure == "install the dependency group 'factory' of pyproject.toml"
+    assert missing.value.fix == "install the dependency group 'factory' of pyproject.toml"
 
 
 def test_another_module_that_is_missing_is_a_refusal(tool: Tool, wheel: Path, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_another_module_that_is_missing_is_a_refusal(tool: Tool, wheel: Path, tm
 def test_only_what_is_in_the_wheel_is_proved(tool: Tool, tmp_path: Path, files: Files, system: System) -> None:
     """The libraries of a CUDA version that it has no module for are not its own."""
     thirteen = {name: data for name, data in files.items() if not name.startswith("mlx_cuda/_cu12.")}
-    found = prove_excludes(read(write_wheel(tmp_path / NAMES[system], thirteen)), MATRIX)
+    found = check_excludes(read(write_wheel(tmp_path / NAMES[system], thirteen)), MATRIX)
     libraries = [library.files[system] for library in MATRIX.cuda["13.0"].libraries]
     assert list(found) == [*dict.fromkeys(libraries), MATRIX.driver[system]]
 
@@ -193,7 +193,7 @@ def test_every_missing_library_is_named(tool: Tool, tmp_path: Path, files: Files
     """All mistakes of a table at once, each with its place."""
     changed = {name: silent if name.startswith("mlx_cuda/_cu") else data for name, data in files.items()}
     with pytest.raises(CheckFailed) as refusal:
-        prove_excludes(read(write_wheel(tmp_path / NAMES[system], changed)), MATRIX)
+        check_excludes(read(write_wheel(tmp_path / NAMES[system], changed)), MATRIX)
     first, *lines = str(refusal.value).split("\n  ")
     assert first == "excludes of ci/matrix/matrix.toml that match nothing:"
     needed = [(cuda.version, library.files[system]) for cuda in MATRIX.cuda.values() for library in cuda.libraries if library.needed]
@@ -210,7 +210,7 @@ def test_a_guard_that_no_root_has(wheel: Path, tool: Tool, tmp_path: Path, monke
 
     monkeypatch.setattr(providers, "site", site)
     with pytest.raises(CheckFailed, match=r"no locked wheel of cuda-12\.8, mlx-cu12, cudnn-frontend installs it"):
-        prove_excludes(read(wheel), MATRIX)
+        check_excludes(read(wheel), MATRIX)
     assert asked == [(root, platform_of(read(wheel), MATRIX)) for cuda in MATRIX.cuda.values() for root in cuda.roots]
 
 
@@ -218,7 +218,7 @@ def test_a_guard_that_no_root_has(wheel: Path, tool: Tool, tmp_path: Path, monke
 def test_a_tag_of_another_system(tool: Tool, wheel: Path, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match=r"is for Windows, not for manylinux_2_28_x86_64") as refusal:
         repair(wheel, tmp_path, plat="manylinux_2_28_x86_64")
-    assert refusal.value.cure == "leave --plat out"
+    assert refusal.value.fix == "omit --plat"
     assert not tool.calls
 
 

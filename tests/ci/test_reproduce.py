@@ -15,7 +15,7 @@ from ci.maintain import checkout, container, reproduce
 
 from .audit_support import DIST_INFO, NAMES, wheel_file, write_wheel
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="umask, links and the stand-in for a container engine are of POSIX")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="umask, links and the stub for a container engine are of POSIX")
 NAME = NAMES["linux"]
 # Stands for the factory's commands "wheel" and "container": writes a wheel with what {contents} and {compiler} say.
 BUILDER = """
@@ -78,7 +78,7 @@ def reproduced(*arguments: str) -> int:
 # --------------------------------------------------------------------------------------------------------------- the verdict
 def test_identical(project: Project, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert reproduced("-o", "kept") == 0
-    assert "host-1 and host-2: identical to the byte" in capfd.readouterr().out
+    assert "host-1 and host-2: byte-identical" in capfd.readouterr().out
     assert sorted(path.relative_to(tmp_path / "kept").as_posix() for path in (tmp_path / "kept").rglob("*.whl")) == [
         f"host-1/{NAME}",
         f"host-2/{NAME}",
@@ -138,7 +138,7 @@ def test_against_a_wheel_one_build_is_enough(project: Project, capfd: pytest.Cap
     assert reproduced("-o", "before") == 0
     capfd.readouterr()
     assert reproduced("--against", f"before/host-1/{NAME}", "-o", "kept") == 0
-    assert "given and host-1: identical to the byte" in capfd.readouterr().out
+    assert "given and host-1: byte-identical" in capfd.readouterr().out
 
 
 def test_against_another_wheel(project: Project, given: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +217,7 @@ def test_a_given_wheel_is_compared_with_the_containers(containers: Project, capf
     containers.builder("os.getcwd() if command == 'wheel' else 'the same'")
     capfd.readouterr()
     assert reproduced("--container", "--against", f"before/container-1/{NAME}") == 0
-    assert capfd.readouterr().out.endswith("given and container-1: identical to the byte\n")
+    assert capfd.readouterr().out.endswith("given and container-1: byte-identical\n")
 
 
 def test_the_container_makes_one_build(containers: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,5 +97,5 @@ def test_without_machine_code_the_command_says_what_to_do(
     document = tmp_path / "some.md"
     document.write_text("as it was\n", "utf-8")
     assert main(["resources", "--update", str(document)]) == 2
-    assert "cure: python -m ci device" in capsys.readouterr().err
+    assert "fix: python -m ci device" in capsys.readouterr().err
     assert document.read_text("utf-8") == "as it was\n"

@@ -1,4 +1,4 @@
-"""tests/conftest.py and tests/skips.py, in a small copy of the project with a stand-in for MLX: what is skipped, and what may be."""
+"""tests/conftest.py and tests/skips.py, in a small copy of the project with a stub for MLX: what is skipped, and what may be."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_an_undeclared_skip_fails(project: Path, workers: str) -> None:
     code, lines = said(project, "-n", workers, "--place", "some")
     assert code == pytest.ExitCode.TESTS_FAILED
     assert UNDECLARED in lines
-    assert lines[lines.index(UNDECLARED) + 1] == "cure: give some what is missing, or declare the skip in tests/skips.toml"
+    assert lines[lines.index(UNDECLARED) + 1] == "fix: give some what is missing, or declare the skip in tests/skips.toml"
     assert not [line for line in lines if "STALE" in line or "GPU" in line.partition("UNDECLARED")[2]]
 
 

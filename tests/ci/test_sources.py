@@ -1,4 +1,4 @@
-"""ci/audit/sbom/sources.toml against what is really compiled in, and the licences against what the packages themselves carry."""
+"""ci/audit/sbom/sources.toml against what is really compiled in, and the licenses against what the packages themselves carry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ci.toolkit import lock, roots
 
 from .audit_support import PROJECT
 
-LICENCES = REPOSITORY / "licenses"
+LICENSES = REPOSITORY / "licenses"
 LOCKED = {pin.requirement.split("==")[0] for root in roots.declared().values() for pin in lock.parse(roots.lock_text(root))}
 COMPILED_IN = {name for source in sources.load() if "headers" in source.use for name in source.packages}
 
@@ -35,19 +35,19 @@ def test_every_locked_package_and_no_other() -> None:
 
 
 def test_an_unknown_package() -> None:
-    with pytest.raises(CheckFailed, match=r"nothing is known of nvidia-cufft: ci/audit/sbom/sources\.toml must say"):
+    with pytest.raises(CheckFailed, match=r"ci/audit/sbom/sources\.toml has no entry for nvidia-cufft"):
         sources.of("nvidia-cufft")
 
 
-def test_the_licence_names_all_that_is_compiled_in() -> None:
-    parts = {source.licence for source in sources.load()}
+def test_the_license_names_all_that_is_compiled_in() -> None:
+    parts = {source.license for source in sources.load()}
     assert set(PROJECT["license"].split(" AND ")) == {"MIT", *parts}
 
 
 def test_each_text_is_in_the_wheel() -> None:
     texts = {f"licenses/{source.text}" for source in sources.load()}
     assert PROJECT["license-files"] == ["LICENSE", *sorted(texts)]
-    assert texts == {path.relative_to(REPOSITORY).as_posix() for path in LICENCES.iterdir()}
+    assert texts == {path.relative_to(REPOSITORY).as_posix() for path in LICENSES.iterdir()}
 
 
 # ------------------------------------------------------------------------------------------------------------ texts of the packages
@@ -63,7 +63,7 @@ def installed(root: str) -> tuple[Path, tuple[Distribution, ...]]:
     return path, tuple(distributions(path=[str(path / "site")]))
 
 
-def licence_text(package: Distribution) -> bytes:
+def license_text(package: Distribution) -> bytes:
     (file,) = (file for file in package.files or () if ".dist-info" in str(file) and "licen" in file.name.lower())
     return Path(str(package.locate_file(file))).read_bytes()
 
@@ -73,22 +73,22 @@ def test_copies_are_what_the_locked_packages_carry(root: str) -> None:
     for package in installed(root)[1]:
         source = sources.of(canonicalize_name(package.metadata["Name"]))
         if source.title != "CCCL":  # see below
-            assert licence_text(package) == (LICENCES / source.text).read_bytes(), package.metadata["Name"]
+            assert license_text(package) == (LICENSES / source.text).read_bytes(), package.metadata["Name"]
 
 
-def test_the_copy_of_nanobinds_licence() -> None:
-    assert licence_text(distribution("nanobind")) == (LICENCES / sources.of("nanobind").text).read_bytes()
+def test_the_copy_of_nanobinds_license() -> None:
+    assert license_text(distribution("nanobind")) == (LICENSES / sources.of("nanobind").text).read_bytes()
 
 
 @pytest.mark.parametrize("root", ["cuda-12.8", "cuda-13.0", "device"])
-def test_ccls_licence_is_the_one_its_headers_name(root: str) -> None:
-    """Its packages carry the toolkit's licence, each of its files another."""
+def test_ccls_license_is_the_one_its_headers_name(root: str) -> None:
+    """Its packages carry the toolkit's license, each of its files another."""
     path, _ = installed(root)
     source = sources.of("nvidia-cuda-cccl")
     headers = [path / "include/nv/target", *sorted((path / "include/nv/detail").iterdir())]
     for header in headers:
-        assert f"SPDX-License-Identifier: {source.licence}\n" in header.read_text("utf-8"), header
-    text = (LICENCES / source.text).read_text("utf-8")
+        assert f"SPDX-License-Identifier: {source.license}\n" in header.read_text("utf-8"), header
+    text = (LICENSES / source.text).read_text("utf-8")
     assert "Apache License\n                           Version 2.0" in text
     assert "LLVM Exceptions to the Apache 2.0 License" in text
 

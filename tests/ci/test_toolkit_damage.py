@@ -72,19 +72,19 @@ def test_a_root_shares_no_file_with_another(index: Index) -> None:
     assert (toolkit.install([ROOT], LINUX)[0].path / "lib" / name).read_bytes() == good
 
 
-def test_what_uvs_cache_has_damaged_is_taken_anew(index: Index, capsys: pytest.CaptureFixture[str]) -> None:
-    """So the cure that verify names is one: remove, install again, verify."""
+def test_what_uvs_cache_has_damaged_is_downloaded_again(index: Index, capsys: pytest.CaptureFixture[str]) -> None:
+    """So the fix that verify names is one: remove, install again, verify."""
     path, name = toolkit.install([ROOT], LINUX)[0].path, "libcublasLt.so.1"
     for file in (path / "lib" / name, cached(index, name)):  # as where the root of an older version is one with the cache
         file.write_bytes(file.read_bytes()[::-1])
     other = cached(index, "libcudart.so.1").stat().st_ino
     capsys.readouterr()
     assert run("verify", ROOT, "--platform", "linux-x86_64") == 1
-    assert f"cure: remove {path} and install again, which takes anew what uv's cache has damaged" in capsys.readouterr().err
+    assert f"fix: remove {path} and install again, which downloads the damaged files of uv's cache again" in capsys.readouterr().err
     shutil.rmtree(path)
     assert run("install", ROOT, "--platform", "linux-x86_64") == 0
     assert "uv's cache is damaged (lib/libcublasLt.so: changed: " in (said := capsys.readouterr().err)
-    assert "taking acme_blas anew" in said
+    assert "downloading acme_blas again" in said
     assert run("verify", ROOT, "--platform", "linux-x86_64") == 0
     assert cached(index, "libcudart.so.1").stat().st_ino == other, "the other package stayed in the cache"
     assert index.leftovers() == []
@@ -102,8 +102,8 @@ def test_a_wheel_that_is_not_what_it_says_is_refused(index: Index, capsys: pytes
     support.write_lock(index)
     assert run("install", ROOT, "--platform", "linux-x86_64") == 1
     said = capsys.readouterr().err
-    assert f"error: the wheels of {ROOT} are not what they say themselves:\n  lib/libcublasLt.so: changed: " in said
-    assert "cure: another version in ci/toolkit/locks/toolkits.toml" in said
+    assert f"error: a wheel of {ROOT} does not match its RECORD:\n  lib/libcublasLt.so: changed: " in said
+    assert "fix: another version in ci/toolkit/locks/toolkits.toml" in said
     assert index.leftovers() == []
     assert not roots.directory(ROOT, LINUX).exists()
 
@@ -142,7 +142,7 @@ def test_something_else_in_the_place_of_the_cache(index: Index, monkeypatch: pyt
     else:
         place.symlink_to(tmp_path / ("nothing" if what == "dangling" else "place"))
     monkeypatch.setenv("MLX_CUDA_TOOLKITS", str(place))
-    assert f"cure: remove or mend what is in the place of the folder {place}, or set MLX_CUDA_TOOLKITS" in problem()
+    assert f"fix: remove or mend what is in the place of the folder {place}, or set MLX_CUDA_TOOLKITS" in problem()
 
 
 def test_a_root_that_lost_a_file_is_installed_again(index: Index) -> None:

@@ -82,7 +82,7 @@ def test_a_changed_layout_gives_another_folder(index: Index, monkeypatch: pytest
 
 def test_the_command_line_installs_tells_the_path_and_verifies(index: Index, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("path", ROOT) == 2
-    assert f"cure: python -m ci toolkit install {ROOT} --platform {matrix.host_platform().name}" in capsys.readouterr().err
+    assert f"fix: python -m ci toolkit install {ROOT} --platform {matrix.host_platform().name}" in capsys.readouterr().err
     assert run("install", ROOT, "--platform", "linux-aarch64", "--json") == 0
     (entry,) = json.loads(capsys.readouterr().out)
     assert (entry["root"], entry["platform"], entry["cached"]) == (ROOT, "linux-aarch64", False)

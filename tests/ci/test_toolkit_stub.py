@@ -1,4 +1,4 @@
-"""ci.toolkit.stub: the stand-in for libcuda.so.1, for the linker and for the loader."""
+"""ci.toolkit.stub: the stub for libcuda.so.1, for the linker and for the loader."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from ci import matrix
+from ci.errors import EnvironmentProblem
 from ci.files import tomllib
 from ci.maintain import tools
 from ci.toolkit import roots, uv
@@ -54,7 +55,7 @@ def test_every_group_has_its_file() -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_file_says_what_it_was_made_from_and_that_is_what_the_group_says(group: str) -> None:
-    assert FILES[group].startswith(tools.head(group, GROUPS[group])), "cure: python -m ci bump --tools"
+    assert FILES[group].startswith(tools.head(group, GROUPS[group])), "fix: python -m ci bump --tools"
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -119,6 +120,11 @@ requires-python = ">=3.10"
 one = ["Alpha>=1"]
 both = [{ include-group = "one" }, "alpha >= 1", "beta; python_version < '3.11'"]
 """
+
+
+def test_a_project_without_groups() -> None:
+    with pytest.raises(EnvironmentProblem, match=r"^pyproject\.toml has no \[dependency-groups\]\n  fix: "):
+        tools.groups("[project]\n")
 
 
 def test_groups_with_what_they_include() -> None:

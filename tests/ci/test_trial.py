@@ -1,4 +1,4 @@
-"""``python -m ci try``: the whole command on a small repository and stand-in wheels, with the real uv and the real pytest."""
+"""``python -m ci try``: the whole command on a small repository and stub wheels, with the real uv and the real pytest."""
 
 from __future__ import annotations
 
@@ -196,12 +196,12 @@ def test_many_failures_are_counted(repository: Path, wheel: Path, capfd: pytest.
 
 
 def test_what_the_doctor_finds(repository: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    check = {"name": "mlx", "status": "fail", "summary": "mlx is missing", "cure": "install it"}
+    check = {"name": "mlx", "status": "fail", "summary": "mlx is missing", "fix": "install it"}
     sick = json.dumps({**DOCTOR, "ok": False, "checks": [{**check, "name": "python", "status": "ok"}, check]})
     path = make_wheel(tmp_path / "dist", main=f"import sys; print({sick!r}); sys.exit(1)")
     code, said = report(capfd, str(path))
     assert code == 1
-    assert said["outcomes"][0]["problems"] == ["doctor: mlx: mlx is missing\n  cure: install it"]
+    assert said["outcomes"][0]["problems"] == ["doctor: mlx: mlx is missing\n  fix: install it"]
     assert said["outcomes"][0]["tests"]["package"]["passed"] == 2
 
 
@@ -255,7 +255,7 @@ def test_requirements_of_the_tests_are_not_the_wheels_fault(
     assert cli.main(["try", str(wheel)]) == 2
     said = capfd.readouterr().err
     assert said.startswith("error: the tests cannot be prepared: cannot install --target ")
-    assert said.endswith("\n  cure: lock the group package-tests anew: python -m ci bump --tools\n")
+    assert said.endswith("\n  fix: lock the group package-tests again: python -m ci bump --tools\n")
     assert list(temporary.iterdir()) == []
 
 
@@ -324,7 +324,7 @@ def test_a_gpu_that_is_required(repository: Path, wheel: Path, capfd: pytest.Cap
 
 def test_a_benchmark_needs_a_gpu(repository: Path, wheel: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["try", str(wheel), "--benchmark", str(tmp_path / "out.json")]) == 2
-    assert "error: a benchmark needs a GPU\n  cure: leave --benchmark out" in capfd.readouterr().err
+    assert "error: a benchmark needs a GPU\n  fix: omit --benchmark" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("with_gpu")
@@ -351,7 +351,7 @@ def test_a_benchmark_of_the_wheel(
 def test_results_that_cannot_be_written(wheel: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert cli.main(["try", str(wheel), "--benchmark", str(tmp_path / "file" / "out.json")]) == 2
-    assert capfd.readouterr().err.endswith("out.json: File exists\n  cure: give another --benchmark\n")
+    assert capfd.readouterr().err.endswith("out.json: File exists\n  fix: give another --benchmark\n")
 
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -402,11 +402,11 @@ def test_rows_have_one_table_and_one_verdict(wheel: Path, capfd: pytest.CaptureF
     [
         (
             ["--row", ON_CPU.name, "--row", ELSEWHERE.name],
-            f"the row {ELSEWHERE.name} is not for this machine's {ON_CPU.platform}\n  cure: leave",
+            f"the row {ELSEWHERE.name} is not for this machine's {ON_CPU.platform}\n  fix: leave",
         ),
-        (["--row", "nonsense"], f"unknown row 'nonsense'\n  cure: use one of {ON_CPU.name}, {ON_HOPPER.name}"),
-        (["--row", " "], "--row names no row\n  cure: give a name; `python -m ci matrix` prints them"),
-        (["--row", ON_CPU.name, "--extra", "cpu"], "a row says which Python and extra it is\n  cure: leave --extra and --python out"),
+        (["--row", "nonsense"], f"unknown row 'nonsense'\n  fix: use one of {ON_CPU.name}, {ON_HOPPER.name}"),
+        (["--row", " "], "--row names no row\n  fix: give a name; `python -m ci matrix` prints them"),
+        (["--row", ON_CPU.name, "--extra", "cpu"], "a row says which Python and extra it is\n  fix: omit --extra and --python"),
         (["--row", ON_CPU.name, "--python", HERE], "a row says which Python and extra it is"),
         (["--row", ON_CPU.name, "--row", ON_HOPPER.name, "--benchmark", "x.json"], "a benchmark needs a GPU"),
     ],
@@ -433,8 +433,8 @@ def test_a_row_for_another_gpu_or_driver(
     monkeypatch.setattr(gpu, "capabilities", lambda _: found)
     monkeypatch.setattr(gpu, "driver_version", lambda: driver)
     assert cli.main(["try", str(wheel), "--row", ON_HOPPER.name]) == 2
-    cure = f"run the row {ON_HOPPER.name} on a machine with a GPU of the family hopper and the driver 550.54 or newer"
-    assert capfd.readouterr().err == f"error: {said}\n  cure: {cure}\n"
+    fix = f"run the row {ON_HOPPER.name} on a machine with a GPU of the family hopper and the driver 550.54 or newer"
+    assert capfd.readouterr().err == f"error: {said}\n  fix: {fix}\n"
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +86,7 @@ def test_an_interpreter_that_cannot_say_what_it_takes(tmp_path: Path, monkeypatc
     fresh = Fresh(tmp_path)
     monkeypatch.setattr(Fresh, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", "no\n"))
     with pytest.raises(
-        EnvironmentProblem, match=f"^{re.escape(str(fresh.python))} does not tell its tags: no\n  cure: give another --python$"
+        EnvironmentProblem, match=f"^{re.escape(str(fresh.python))} does not tell its tags: no\n  fix: give another --python$"
     ):
         trial.tags(fresh)
 
@@ -99,7 +100,7 @@ def test_what_pytest_reports(tmp_path: Path) -> None:
 
 
 WELL = Outcome("", "3.13.1", "cu12", gpu=True, wheel=PURE, installed=True, doctor=DOCTOR, seconds=12)
-ILL = Outcome("", "3.14.0t", "cpu", gpu=False, wheel=PURE, doctor={"ok": False}, problems=["a", "b\n  cure: c"])
+ILL = Outcome("", "3.14.0t", "cpu", gpu=False, wheel=PURE, doctor={"ok": False}, problems=["a", "b\n  fix: c"])
 SUITES = {"package": trial.Tests(2, 3, ()), "gpu": trial.Tests(1, 0, ("a::b",))}
 COUNTED = ("2 passed, 3 skipped", "1 passed, 1 failed")
 
@@ -119,8 +120,7 @@ COUNTED = ("2 passed, 3 skipped", "1 passed, 1 failed")
         (
             [ILL, replace(ILL, row="row", wheel="other.whl")],
             [("row", "installed", "doctor", "seconds"), ("3.14.0t", "no", "failed", "0.0"), ("row", "no", "failed", "0.0")],
-            "Python 3.14.0t: a\nPython 3.14.0t: b\n  cure: c\nrow: a\nrow: b\n  cure: c\n"
-            f"DOES NOT WORK here with [cpu]: {PURE}, other.whl\n",
+            f"Python 3.14.0t: a\nPython 3.14.0t: b\n  fix: c\nrow: a\nrow: b\n  fix: c\nDOES NOT WORK here with [cpu]: {PURE}, other.whl\n",
         ),
         (
             [replace(ILL, wheel="", doctor=None, problems=["a"])],
@@ -137,6 +137,17 @@ def test_what_is_shown(
     table, _, verdict = capsys.readouterr().out.rpartition("┘\n")
     assert [tuple(map(str.strip, re.split("[│┃]", line)[1:-1])) for line in table.splitlines() if line[0] in "│┃"] == rows
     assert verdict == said
+
+
+def test_a_checkout_without_benchmarks_or_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "REPOSITORY", tmp_path / "checkout")
+    for name in ("tests/package/test_a.py", "pyproject.toml", "requirements/package-tests.txt"):
+        (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "checkout" / name).touch()
+    assert sorted(each.name for each in trial.copy_tests(tmp_path / "work").iterdir()) == ["package-tests.txt", "pyproject.toml", "tests"]
+    shutil.rmtree(tmp_path / "checkout" / "tests")
+    with pytest.raises(EnvironmentProblem, match=r"^this checkout lacks tests/package\n  fix: "):
+        trial.copy_tests(tmp_path / "again")
 
 
 def test_only_tests_are_copied_from_the_real_repository(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``python -m tests.upstream``: real processes with small tests, and stand-ins for MLX and this package that differ where they are told."""
+"""``python -m tests.upstream``: real processes with small tests, and stubs for MLX and this package that differ where they are told."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ DIFFER = [name for name, (without, with_) in FOUND.items() if without == "pass" 
 
 @pytest.fixture
 def tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of tests, beside the stand-ins, which the processes find, and a table of known differences without rows."""
+    """A folder of tests, beside the stubs, which the processes find, and a table of known differences without rows."""
     for name, text in {"mlx/__init__.py": "", "mlx/core.py": CORE, "mlx_cuda.py": OURS}.items():
         sources.write(tmp_path / "site", {name: text.encode()})
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
@@ -309,9 +309,9 @@ def test_a_later_run_goes_on_where_time_was_over(tests: Path, tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("core", "arguments", "said"),
     [
-        ("GPU = False", [], "patch() replaces nothing here, on a device: both sides are the same\n  cure: a GPU"),
+        ("GPU = False", [], "patch() replaces nothing here, on a device: both sides are the same\n  fix: a GPU"),
         ("import nothing_like_this", [], "mlx and mlx_cuda cannot be imported (above)"),
-        ("", ["nothing"], "has no module nothing\n  cure: give names such as mlx or mlx/test_fast"),
+        ("", ["nothing"], "has no module nothing\n  fix: give names such as mlx or mlx/test_fast"),
     ],
 )
 def test_where_it_makes_no_sense(tests: Path, capsys: pytest.CaptureFixture[str], core: str, arguments: list[str], said: str) -> None:
@@ -386,7 +386,7 @@ def test_mlx_by_its_commit(repository: Path) -> None:
     assert sources.mlx(str(repository), commit, sources.digest(files)) == files
     with pytest.raises(CheckFailed, match=f"have the SHA-256 {sources.digest(files)}, expected 00"):
         sources.mlx(str(repository), commit, "00")
-    with pytest.raises(EnvironmentProblem, match="cure: check the network"):
+    with pytest.raises(EnvironmentProblem, match="fix: check the network"):
         sources.mlx(str(repository), "0" * 40)
 
 

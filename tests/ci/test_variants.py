@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from ci import __main__ as cli
 from ci.files import record_digest, sha256
 from ci.maintain.variants import EXTRAS, requiring
-from ci.matrix import gpu
+from ci.matrix import gpu, load
 from ci.toolkit import uv
 from ci.trial.fresh import Fresh
 
@@ -58,6 +59,13 @@ def members(path: Path) -> dict[str, bytes]:
         assert archive.testzip() is None
         assert len(set(archive.namelist())) == len(archive.namelist())
         return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_an_extra_without_requirements(wheel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    matrix = replace(load(), cpu=replace(load().cpu, requires=()))
+    monkeypatch.setattr("ci.maintain.variants.load", lambda: matrix)
+    assert cli.main(["variants", str(wheel), "-o", "unused"]) == 2
+    assert "error: the extra [cpu] of ci/matrix/matrix.toml requires nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("label", EXTRAS)
@@ -176,7 +184,7 @@ def test_the_wheels_of_two_versions(tmp_path: Path, wheel: Path, capsys: pytest.
 def test_a_wheel_without_the_extras(tmp_path: Path, wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bare = write_wheel(tmp_path / NAME.replace("cp310", "cp315"))
     assert cli.main(["variants", str(wheel), str(bare), "-o", str(tmp_path / "out")]) == 1
-    assert "METADATA has no requirement of the extra cu12\n  cure: " in capsys.readouterr().err
+    assert "METADATA has no requirement of the extra cu12\n  fix: " in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -137,7 +137,7 @@ def test_no_interpreter_is_an_environment_problem(
     commands = ran(None, 0)
     monkeypatch.setattr(factory, "choose_interpreter", lambda *_: None)
     assert before_all.main([]) == 2
-    assert "cure:" in capsys.readouterr().err
+    assert "fix:" in capsys.readouterr().err
     assert commands == []
 
 
@@ -155,4 +155,4 @@ def test_it_works_from_an_empty_environment(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_no_home")
 def test_without_a_home_a_folder_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert factory.main(["wheel"]) == 2
-    assert "no home directory, where the factory is kept\n  cure: set XDG_CACHE_HOME to a folder\n" in capsys.readouterr().err
+    assert "no home directory, where the factory is kept\n  fix: set XDG_CACHE_HOME to a folder\n" in capsys.readouterr().err

@@ -95,7 +95,7 @@ def test_what_cannot_be_read() -> None:
     found = made({"one": b"\x7fELF", "two": b"text", "three": b"MZ"})
     assert (list(found.binaries), list(found.unreadable)) == ([], ["one", "three"])
     with pytest.raises(
-        EnvironmentProblem, match=r"whl: one: not readable as ELF: .*\n  cure: build or fetch the wheel again: it is damaged"
+        EnvironmentProblem, match=r"whl: one: not readable as ELF: .*\n  fix: build or fetch the wheel again: it is damaged"
     ):
         found.readable()
     made({"two": b"text"}).readable()

@@ -71,7 +71,7 @@ def line_ends(folder: Path) -> Counter[str]:
 
 
 def test_a_windows_checkout_has_the_same_bytes(tmp_path: Path) -> None:
-    """So locks, licences, test data and whatever else is hashed or put into the wheel are the same."""
+    """So locks, licenses, test data and whatever else is hashed or put into the wheel are the same."""
     git("clone", "--quiet", "--no-hardlinks", *AUTOCRLF, str(matrix.REPOSITORY), str(tmp_path / "clone"))
     found = line_ends(tmp_path / "clone")
     assert found.total() > 300

@@ -1,6 +1,6 @@
 """The way of a Windows wheel from the developer prompt to the audit, on Linux: the real CMake, Ninja, scikit-build-core and delvewheel.
 
-Only the programs of Visual Studio are stand-ins (windows_support.py): the compiler leaves empty objects, the linker modules by mingw-w64.
+Only the programs of Visual Studio are stubs (windows_support.py): the compiler leaves empty objects, the linker modules by mingw-w64.
 Folders have spaces and letters outside of ASCII in their names.
 """
 

@@ -1,6 +1,6 @@
 """The package on Windows, as far as Wine goes: the loader with NVIDIA's real DLLs, the doctor, and the tests of tests/package.
 
-A stand-in for the native module links cuDNN and cuBLASLt as the real one does. The real one needs MSVC to be built, and a driver to do
+A stub for the native module links cuDNN and cuBLASLt as the real one does. The real one needs MSVC to be built, and a driver to do
 anything. Wine's loader is no Windows': docs/results/platforms.md says what this cannot show.
 """
 
@@ -89,7 +89,7 @@ _made: dict[str, list[Path]] = {}
 
 @pytest.fixture
 def sites(cuda: matrix.Cuda, wine: Wine, site: Path, installed_root: Callable[[str, matrix.Platform], Path]) -> list[Path]:
-    """Where Windows' Python finds the package with a stand-in module, MLX and NVIDIA's packages, which lie in more than one folder."""
+    """Where Windows' Python finds the package with a stub module, MLX and NVIDIA's packages, which lie in more than one folder."""
     if cuda.extra not in _made:
         cuda_root, backend, *_ = (installed_root(name, wine_support.WINDOWS) for name in cuda.roots)
         # NVRTC of CUDA 12 is that of the compilers of device code; that of CUDA 13 is among the wheels.

@@ -1,4 +1,4 @@
-"""Words that the glossary of CONTRIBUTING.md retires: no name and no document has one, except where a table says that it still does.
+"""Words that tests/ci/words.md retires: no name and no document has one, except where a table says that it still does.
 
 retired_words.toml has the words of names, retired_phrases.toml those of documents.
 """
@@ -30,10 +30,10 @@ DOCUMENTS = [
 ]
 THEIRS = re.compile(r"itertools\.product|scaled_dot_product_attention")  # names of Python, MLX and torch
 NO_IDENTIFIERS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)  # of C++: comments and strings
-# Of documents: code, what programs write, the addresses of links, and the glossary, which names each retired word.
+# Of documents: code, what programs write, and the addresses of links.
 NO_PROSE = re.compile(
     r"""
-    ^```.*?^``` | ^[ ]{4}[^\n]*$ | `[^`]*` | \]\([^)]*\) | ^\#\#\ Words\n.*?(?=^\#\#\ ) |
+    ^```.*?^``` | ^[ ]{4}[^\n]*$ | `[^`]*` | \]\([^)]*\) |
     <!--\ results:.*?<!--\ end\ of\ results\ --> | <!--\ faults\ -->.*?<!--\ /faults\ -->
     """,
     re.DOTALL | re.MULTILINE | re.VERBOSE,
@@ -68,7 +68,7 @@ def places() -> dict[str, set[Path]]:
 def test_no_name_has_a_retired_word(word: str, places: dict[str, set[Path]]) -> None:
     allowed = set(map(Path, LEFT[word]))
     new = {str(path) for path in places.get(word, ()) if not allowed & {path, *path.parents}}
-    assert not new, f"the glossary of CONTRIBUTING.md has another word for {word!r}"
+    assert not new, f"tests/ci/words.md has another word for {word!r}"
 
 
 @pytest.mark.parametrize("word", LEFT)
@@ -92,7 +92,7 @@ def phrases(text: str) -> list[str]:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_no_document_has_a_retired_phrase(document: str) -> None:
     new = set(phrases((ROOT / document).read_text("utf-8"))) - set(PHRASES["left"].get(document, ()))
-    assert not new, "say it otherwise: tests/ci/retired_phrases.toml has the patterns, the glossary of CONTRIBUTING.md the words"
+    assert not new, "say it otherwise: tests/ci/retired_phrases.toml has the patterns, tests/ci/words.md the words"
 
 
 @pytest.mark.parametrize("document", PHRASES["left"])
@@ -108,11 +108,11 @@ def test_the_phrases_of_documents() -> None:
     assert phrases("Whoever computes it.\n") == ["person"]
     assert phrases("The tools\nlie there. What is left is a\nstand-in.\n") == ["lie", "stand-in", "What as a noun"]
     assert phrases("`machine code`, [a](lies.md)\n```\ncure\n```\nWhat is it? It has\ndot products.\n") == []
-    assert phrases("## Words\n\n| cure | fix |\n\n## Next\n<!-- results: a -->\nspread\n<!-- end of results -->\n") == []
+    assert phrases("<!-- results: a -->\nspread\n<!-- end of results -->\n") == []
 
 
 def test_the_glossary_fits_a_page() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("## Words\n")[1].split("\n## ")[0]
+    text = Path(__file__).with_name("words.md").read_text("utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
     assert 0 < len(rows) <= 60
     assert all(line.count("|") == 4 for line in rows)

@@ -145,5 +145,5 @@ def run(*arguments: str) -> int:
 def problem(*names: str, platform: matrix.Platform = LINUX) -> str:
     with pytest.raises(EnvironmentProblem) as caught:
         toolkit.install(names or [ROOT], platform)
-    assert "cure: " in str(caught.value)
+    assert "fix: " in str(caught.value)
     return str(caught.value)

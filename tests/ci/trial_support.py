@@ -68,7 +68,7 @@ class Gh:
 def make_gh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Gh:
     """A ``gh`` that is found before any other."""
     if sys.platform == "win32":
-        pytest.skip("the stand-in for gh is a script")
+        pytest.skip("the stub for gh is a script")
     folder.mkdir()
     (folder / "answers.json").write_text("{}")
     (folder / "gh").write_text(GH.format(python=sys.executable, folder=str(folder)))

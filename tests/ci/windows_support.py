@@ -1,4 +1,4 @@
-"""A stand-in for Visual Studio on Linux: vswhere, vcvarsall.bat and MSVC's programs, as far as a build asks them for anything."""
+"""A stub for Visual Studio on Linux: vswhere, vcvarsall.bat and MSVC's programs, as far as a build asks them for anything."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ test "$out" || exit 0
 printf '%s\\n' "$@" > "$out.told"
 cp "$MODULES/$(basename "$out")" "$out"
 """
-# CMake knows the compiler by asking it to compile; that of a stand-in is told.
+# CMake knows the compiler by asking it to compile; that of a stub is told.
 TOOLCHAIN = """\
 set(CMAKE_SYSTEM_NAME Windows)
 set(CMAKE_SYSTEM_PROCESSOR AMD64)
@@ -85,7 +85,7 @@ class Studio:
     def make(cls, folder: Path, monkeypatch: pytest.MonkeyPatch, toolsets: Sequence[str] = (VERSION,)) -> Studio:
         """Install it, so that ``msvc-env`` finds it; skips the test where there is no bash in the place of cmd."""
         if sys.platform != "linux" or not shutil.which("bash"):
-            pytest.skip("the stand-in for Visual Studio is bash on Linux")
+            pytest.skip("the stub for Visual Studio is bash on Linux")
         made = cls(folder / "Program Files")
         for each in toolsets:
             for name, text in {"cl.exe": CL, "cl": CL, "link": LINK, "mt": "#!/bin/sh\n", "rc": "#!/bin/sh\n"}.items():

@@ -72,7 +72,7 @@ def begun(args: argparse.Namespace) -> dict[str, Any]:
         return {"kind": "real", "provenance": provenance, "cases": []}
     results = read(args.output, "real", EnvironmentProblem)
     if other := [name for name in SAME if results["provenance"].get(name) != provenance[name]]:
-        raise EnvironmentProblem(f"{args.output} has results of another {other[0]}", cure="write to another file")
+        raise EnvironmentProblem(f"{args.output} has results of another {other[0]}", fix="write to another file")
     return results
 
 
@@ -87,12 +87,12 @@ def measure(args: argparse.Namespace) -> int:
         from .parts import PARTS, judge
         from .trial import QUICK, Sizes, Trial
     except ImportError as error:
-        raise EnvironmentProblem(str(error), cure="pip install 'mlx-cuda[cu13]' mlx-lm") from error
+        raise EnvironmentProblem(str(error), fix="pip install 'mlx-cuda[cu13]' mlx-lm") from error
     if args.form not in FORMS or set(args.part or ()) - PARTS.keys():
-        raise EnvironmentProblem(f"unknown form {args.form!r} or part", cure=f"one of {', '.join(FORMS)}; {', '.join(PARTS)}")
+        raise EnvironmentProblem(f"unknown form {args.form!r} or part", fix=f"one of {', '.join(FORMS)}; {', '.join(PARTS)}")
     folder = places.folder() / args.model
     if not folder.is_dir():
-        raise EnvironmentProblem(f"{folder} is not there", cure=f"python -m tests.models fetch {args.model}")
+        raise EnvironmentProblem(f"{folder} is not there", fix=f"python -m tests.models fetch {args.model}")
     mx.set_cache_limit(CACHE)
     results, worse = begun(args), []
     trial = Trial(folder, args.form, QUICK if args.quick else Sizes())
@@ -118,9 +118,9 @@ def run(args: argparse.Namespace) -> int:
     known = places.known()
     names = args.models or list(known)
     if unknown := set(names) - known.keys():
-        raise EnvironmentProblem(f"unknown model {', '.join(sorted(unknown))}", cure=f"name some of {', '.join(known)}, or none for all")
+        raise EnvironmentProblem(f"unknown model {', '.join(sorted(unknown))}", fix=f"name some of {', '.join(known)}, or none for all")
     if args.gguf and len(names) != 1:
-        raise EnvironmentProblem("--gguf is the file of one model", cure="name that model")
+        raise EnvironmentProblem("--gguf is the file of one model", fix="name that model")
     for name in names:
         print(fetch(known[name], (args.to or places.folder()).resolve(), args.gguf, say))
     return 0

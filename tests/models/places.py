@@ -47,7 +47,7 @@ def folder() -> Path:
         from ci import matrix
         from ci.files import user_cache
     except ImportError as error:  # platformdirs, which tests of a GPU need for nothing else
-        raise EnvironmentProblem(str(error), cure=f"set {VARIABLE} to the folder of the models") from error
+        raise EnvironmentProblem(str(error), fix=f"set {VARIABLE} to the folder of the models") from error
     if cache := user_cache(matrix.load().name):
         return cache / "models"
-    raise EnvironmentProblem("there is no home directory to keep models in", cure=f"set {VARIABLE} to a folder, or give --to")
+    raise EnvironmentProblem("there is no home directory to keep models in", fix=f"set {VARIABLE} to a folder, or give --to")

@@ -92,7 +92,7 @@ def test_a_file_that_is_here_needs_no_pip(small: places.Model, tmp_path: Path, m
     monkeypatch.setattr("subprocess.run", None)
     folder = fetch.fetch(small, tmp_path / "models", tmp_path / "source" / "model.gguf")
     assert names(folder) == FILES
-    with pytest.raises(EnvironmentProblem, match=r"cannot read .*nowhere\.gguf: .*\n  cure: give --gguf a file"):
+    with pytest.raises(EnvironmentProblem, match=r"cannot read .*nowhere\.gguf: .*\n  fix: give --gguf a file"):
         fetch.fetch(small, tmp_path / "other", tmp_path / "nowhere.gguf")
     assert not names(tmp_path / "other")
 
@@ -107,7 +107,7 @@ def test_another_gguf_is_refused(small: places.Model, tmp_path: Path) -> None:
 def test_another_package_is_refused_by_pip(small: places.Model, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = small.pins.read_text("utf-8")
     small.pins.write_text(re.sub(r"sha256:\w{64}", "sha256:" + "0" * 64, text, count=1), "utf-8")
-    with pytest.raises(EnvironmentProblem, match=r"^small: pip could not download small\.txt\n  cure: see what pip says above"):
+    with pytest.raises(EnvironmentProblem, match=r"^small: pip could not download small\.txt\n  fix: see what pip says above"):
         fetch.fetch(small, tmp_path / "models")
     assert "DO NOT MATCH THE HASHES" in capfd.readouterr().err
     assert not names(tmp_path / "models")
@@ -130,7 +130,7 @@ def test_an_interruption_leaves_nothing(
     monkeypatch.setattr(convert, "convert", interrupted)
     expected: dict[str, tuple[type[BaseException], str]] = {
         "ValueError": (CheckFailed, r"small: \[convert\] no place"),
-        "OSError": (EnvironmentProblem, r"cannot write .*small: No space left on device\n  cure: free space"),
+        "OSError": (EnvironmentProblem, r"cannot write .*small: No space left on device\n  fix: free space"),
     }
     kind, text = expected.get(type(error).__name__, (KeyboardInterrupt, "^$"))
     with pytest.raises(kind, match=text):
@@ -149,13 +149,13 @@ def test_what_a_killed_one_has_left_is_removed(small: places.Model, tmp_path: Pa
 
 def test_a_folder_of_another_kind_is_left_alone(small: places.Model, tmp_path: Path) -> None:
     (tmp_path / "models" / "small").mkdir(parents=True)
-    with pytest.raises(EnvironmentProblem, match=r"small was not made by this command\n  cure: remove it, or give --to another folder$"):
+    with pytest.raises(EnvironmentProblem, match=r"small was not made by this command\n  fix: remove it, or give --to another folder$"):
         fetch.fetch(small, tmp_path / "models")
 
 
 def test_without_gguf(small: places.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "find_spec", lambda _: None)
-    with pytest.raises(EnvironmentProblem, match=r"gguf, .*, is not installed\n  cure: .*requirements/models\.txt$"):
+    with pytest.raises(EnvironmentProblem, match=r"gguf, .*, is not installed\n  fix: .*requirements/models\.txt$"):
         fetch.fetch(small, tmp_path / "models")
 
 
@@ -164,7 +164,7 @@ def test_the_command(small: places.Model, tmp_path: Path, monkeypatch: pytest.Mo
     assert main(["fetch", "--to", str(tmp_path / "models")]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "models" / "small")
     assert main(["fetch", "large"]) == 2
-    assert capsys.readouterr().err == "error: unknown model large\n  cure: name some of small, or none for all\n"
+    assert capsys.readouterr().err == "error: unknown model large\n  fix: name some of small, or none for all\n"
     monkeypatch.setenv(places.VARIABLE, str(tmp_path / "models"))
     assert main(["where"]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'models'}\n"
@@ -173,7 +173,7 @@ def test_the_command(small: places.Model, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("_no_home")
 def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(places.VARIABLE, raising=False)
-    with pytest.raises(EnvironmentProblem, match="there is no home directory to keep models in\n  cure: set MLX_CUDA_MODELS"):
+    with pytest.raises(EnvironmentProblem, match="there is no home directory to keep models in\n  fix: set MLX_CUDA_MODELS"):
         places.folder()
 
 

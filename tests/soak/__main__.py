@@ -50,9 +50,9 @@ def make_parser() -> argparse.ArgumentParser:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = make_parser().parse_args(arguments)
     if importlib.util.find_spec("mlx_lm") is None:
-        raise EnvironmentProblem("mlx_lm is not installed", cure="pip install mlx-lm")
+        raise EnvironmentProblem("mlx_lm is not installed", fix="pip install mlx-lm")
     if not (options.model / "config.json").is_file():
-        raise EnvironmentProblem(f"{options.model} is no model's folder", cure="python -m tests.models fetch")
+        raise EnvironmentProblem(f"{options.model} is no model's folder", fix="python -m tests.models fetch")
     config = json.loads((options.model / "config.json").read_text("utf-8"))
     config |= config.get("text_config", {})
     options.window = options.window or config.get("max_position_embeddings", 8192)

@@ -97,7 +97,7 @@ def test_what_a_soak_notices(
 
 def test_usage(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
-    assert "cure: python -m tests.models fetch" in capsys.readouterr().err
+    assert "fix: python -m tests.models fetch" in capsys.readouterr().err
     (tmp_path / "config.json").write_text((folder / "config.json").read_text("utf-8"))  # and no weights
     assert main([str(tmp_path), *FEW, "--log", str(tmp_path / "log")]) == 1
     assert "No safetensors found" in capsys.readouterr().out

@@ -39,9 +39,9 @@ def modules(folder: Path, asked: Sequence[str]) -> list[tuple[str, str]]:
     found = [(suite, path.stem) for suite in SUITES for path in sorted((folder / suite).glob("test_*.py"))]
     names = {each: (*each, "/".join(each)) for each in found}
     if strange := [want for want in asked if not any(fnmatchcase(name, want) for each in names.values() for name in each)]:
-        raise EnvironmentProblem(f"{folder} has no module {', '.join(strange)}", cure="give names such as mlx or mlx/test_fast")
+        raise EnvironmentProblem(f"{folder} has no module {', '.join(strange)}", fix="give names such as mlx or mlx/test_fast")
     if not found:
-        raise EnvironmentProblem(f"{folder} has no tests in mlx/ and mlx-lm/", cure="python -m tests.upstream fetch FOLDER")
+        raise EnvironmentProblem(f"{folder} has no tests in mlx/ and mlx-lm/", fix="python -m tests.upstream fetch FOLDER")
     return [each for each in found if not asked or any(fnmatchcase(name, want) for want in asked for name in names[each])]
 
 
@@ -58,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
         machine = Machine(folder, args.timeout, args.jobs, time.monotonic() + args.deadline, compiled=Compiled(work / "compiled"))
         facts = machine.facts()
         if not facts:
-            raise EnvironmentProblem("mlx and mlx_cuda cannot be imported (above)", cure="nox -s upstream-tests")
+            raise EnvironmentProblem("mlx and mlx_cuda cannot be imported (above)", fix="nox -s upstream-tests")
         if not (facts["replaces"] or args.same):
             what = f"patch() replaces nothing here, on {facts['device']}: both sides are the same"
-            raise EnvironmentProblem(what, cure="a GPU and the extra that fits its driver, or --same to run nevertheless")
+            raise EnvironmentProblem(what, fix="a GPU and the extra that fits its driver, or --same to run nevertheless")
         if any(suite == "mlx-lm" for suite, _ in chosen):
             machine = replace(machine, environment=model.hub(work / "hub", folder / "mlx-lm", args.model))
         jobs = [Job(suite, module, patched=False, patterns=tuple(args.pattern)) for suite, module in chosen]

@@ -45,7 +45,7 @@ def pins(path: Path = PINS) -> dict[str, str]:
 def fetch(folder: Path, pinned: Mapping[str, str]) -> None:
     """Fill an empty folder with ``mlx`` and ``mlx-lm``."""
     if folder.exists() and any(folder.iterdir()):
-        raise EnvironmentProblem(f"{folder} is not empty", cure="give an empty folder, or `run --tests` for one that was fetched")
+        raise EnvironmentProblem(f"{folder} is not empty", fix="give an empty folder, or `run --tests` for one that was fetched")
     write(folder / "mlx", mlx(pinned["repository"], pinned["commit"], pinned["sha256"]))
     version, files = mlx_lm()
     write(folder / "mlx-lm", files)
@@ -91,7 +91,7 @@ def pin(version: str, pinned: Mapping[str, str]) -> str:
     named = dict(line.split("\t")[::-1] for line in git("ls-remote", repository, tag, f"{tag}^{{}}").decode().splitlines())
     commit = named.get(f"{tag}^{{}}") or named.get(tag)  # what an annotated tag stands for
     if not commit:
-        raise EnvironmentProblem(f"{repository} has no tag v{version}", cure="wait for it, or write a commit into tests/upstream/pins.toml")
+        raise EnvironmentProblem(f"{repository} has no tag v{version}", fix="wait for it, or write a commit into tests/upstream/pins.toml")
     return TEXT.format(repository=repository, note=f'tag = "v{version}"\n', commit=commit, sha256=digest(mlx(repository, commit)))
 
 
@@ -100,10 +100,10 @@ def git(*arguments: str) -> bytes:
     try:
         done = subprocess.run(["git", "-c", "protocol.version=2", *arguments], env=environment, capture_output=True, check=True)
     except FileNotFoundError as error:
-        raise EnvironmentProblem("git is not installed", cure="install git") from error
+        raise EnvironmentProblem("git is not installed", fix="install git") from error
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode("utf-8", "replace").strip()
-        raise EnvironmentProblem(f"git {' '.join(arguments)}: {said}", cure="check the network, then run again") from error
+        raise EnvironmentProblem(f"git {' '.join(arguments)}: {said}", fix="check the network, then run again") from error
     return done.stdout
 
 
@@ -113,7 +113,7 @@ def git(*arguments: str) -> bytes:
 def locked(text: str) -> tuple[str, set[str]]:
     """The version of mlx-lm in a lock, and the hashes of its files."""
     if not (found := LOCKED.search(text)):
-        raise CheckFailed(f"{LOCK.name} does not lock mlx-lm\n  cure: python -m ci bump --tools kept")
+        raise CheckFailed(f"{LOCK.name} does not lock mlx-lm\n  fix: python -m ci bump --tools kept")
     return found[1], set(re.findall(r"sha256:([0-9a-f]{64})", found[2]))
 
 

@@ -220,8 +220,8 @@ def joined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, An
     """Both, as one run would have given them: of an earlier one what it has finished."""
     for what in ("facts", "sources"):
         if earlier[what] != later[what]:
-            cure = "leave --keep out, so that all of them run"
-            raise EnvironmentProblem(f"the earlier results are of other {what}: {earlier[what]}, now {later[what]}", cure=cure)
+            fix = "leave --keep out, so that all of them run"
+            raise EnvironmentProblem(f"the earlier results are of other {what}: {earlier[what]}, now {later[what]}", fix=fix)
     kept = finished(earlier)
     cases = [each for results in (earlier, later) for each in results["cases"] if (each["module"] in kept) == (results is earlier)]
     unfinished = [each for each in later["unfinished"] if each not in kept]
@@ -230,5 +230,5 @@ def joined(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, An
 
 def updated(document: str, results: Mapping[str, Any]) -> str:
     if not REGION.search(document):
-        raise CheckFailed("the document has no place for the table\n  cure: <!-- results: upstream-tests -->, <!-- end of results -->")
+        raise CheckFailed("the document has no place for the table\n  fix: <!-- results: upstream-tests -->, <!-- end of results -->")
     return REGION.sub(lambda region: f"{region[1]}{table(results)}\n{region[2]}", document)

@@ -7,8 +7,8 @@ from __future__ import annotations
 from . import contents, device, metadata, sbom, binaries, libraries  # noqa: F401
 
 # ruff: isort: on
-from .registry import ACROSS, CHECKS, CURES
+from .registry import ACROSS, CHECKS, FIXES
 
-__all__ = ["ACROSS", "CHECKS", "CURES", "SAME_DEVICE", "SAME_METADATA"]
+__all__ = ["ACROSS", "CHECKS", "FIXES", "SAME_DEVICE", "SAME_METADATA"]
 
 SAME_DEVICE, SAME_METADATA = ACROSS  # by their names

@@ -29,7 +29,7 @@ def platform_tag(wheel: Wheel, _: Policy) -> Findings:
     for platform in wheel.platforms:
         tag = manylinux(platform)
         if tag is None or not tag.symbol_versions:
-            yield "", f"has the platform tag {platform}, expected a manylinux tag: any other proves nothing and no index takes it"
+            yield "", f"has the platform tag {platform}, expected a manylinux tag: no index accepts any other"
             continue
         for member, binary in wheel.binaries.items():
             for library, versions in binary.versions.items():
@@ -52,7 +52,7 @@ def machine(wheel: Wheel, _: Policy) -> Findings:
             yield member, f"is {binary.format.upper()} for {binary.machine}, expected {expected.upper()} for {', '.join(wheel.platforms)}"
 
 
-@check("use Python's limited API only (Py_LIMITED_API), and build it anew")
+@check("use Python's limited API only (Py_LIMITED_API), and build it again")
 def abi3(wheel: Wheel, policy: Policy) -> Findings:
     """Named as a stable-ABI module and using nothing else of Python, by CPython's own list of the stable ABI (abi3info)."""
     tag = min(wheel.tags, key=str)
@@ -87,21 +87,21 @@ def _added(name: str) -> Version | None:
     return Version(str(found.added)) if found else None
 
 
-@check("build it anew with the compilers and linkers of docs/results/platforms.md, and change nothing afterwards")
+@check("build it again with a compiler of ci/matrix/matrix.toml and GNU ld or MSVC's linker, and change nothing afterwards")
 def loader(wheel: Wheel, policy: Policy) -> Findings:
     """Each binary is one that the system's loader takes, and has nothing that no linker of ours writes: binary/rules.py, binary/pe.py."""
     yield from ((member, f"is {error}, expected a whole binary") for member, error in wheel.unreadable.items())
     for member, binary in wheel.binaries.items():
         yield from ((member, fault) for fault in binary.faults)
         if binary.signed and not policy.copied(wheel, member):
-            yield member, "has a certificate, expected none: nobody of ours signs"
+            yield member, "has a certificate, expected none: our builds do not sign"
         if binary.soname and binary.soname != PurePosixPath(member).name:
             yield member, f"calls itself {binary.soname}, expected no name but its file's: it would stand for another library"
 
 
 @check("put device code into src/*.cu, which becomes files beside the modules")
 def architectures(wheel: Wheel, _: Policy) -> Findings:
-    """No fatbin lies inside a binary."""
+    """No fatbin is inside a binary."""
     for member in wheel.binaries:
         try:
             fatbins = list(fatbin.find(wheel.members[member]))
@@ -130,10 +130,10 @@ def stripped(wheel: Wheel, policy: Policy) -> Findings:
 def executable_stack(wheel: Wheel, _: Policy) -> Findings:
     for member, binary in wheel.binaries.items():
         if binary.executable_stack:
-            yield member, "asks for an executable stack, which glibc 2.41 refuses to load, expected -Wl,-z,noexecstack"
+            yield member, "has an executable PT_GNU_STACK, which glibc 2.41 refuses to load, expected -Wl,-z,noexecstack"
 
 
-@check("compile with -ffile-prefix-map (CMakeLists.txt), then build it anew")
+@check("compile with -ffile-prefix-map (CMakeLists.txt), then build it again")
 def build_path(wheel: Wheel, policy: Policy) -> Findings:
     for member, _ in _built(wheel, policy):
         if paths := sorted(set(_build_paths(wheel.members[member]))):

@@ -1,4 +1,4 @@
-"""Checks of what lies in the wheel."""
+"""Checks of the files in the wheel."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DRIVER = (
 )
 
 
-@check("build it anew: python -m ci wheel makes the declared modules and copies nothing in")
+@check("build it again: python -m ci wheel makes the declared modules and copies nothing in")
 def modules(wheel: Wheel, policy: Policy) -> Findings:
     needed = {wheel.key(name) for binary in wheel.binaries.values() for name in binary.needed}
     for module in policy.modules:
@@ -52,7 +52,7 @@ def modules(wheel: Wheel, policy: Policy) -> Findings:
             yield member, f"is an unexpected binary, expected only {', '.join(f'{module.stem}.*' for module in policy.modules)}"
 
 
-# What delvewheel puts into the package's first file where it copied a DLL in, to the letter but for its own version.
+# What delvewheel puts into the package's first file where it copied a DLL in, exactly except for its own version.
 DELVEWHEEL = re.compile(
     rb"""\n\n\n# start delvewheel patch
 def (_delvewheel_patch_\w+)\(\):
@@ -69,7 +69,7 @@ del \1
 )
 
 
-@check("build it anew from this checkout; a file of the package belongs to python/mlx_cuda")
+@check(f"build it again from this checkout; a file of the package belongs to python/{load().module}")
 def members(wheel: Wheel, policy: Policy) -> Findings:
     """No other file than the package's own, what the build makes of it, and a plain .dist-info; binaries and device code have checks."""
     allowed = {*policy.sources, *policy.made, *wheel.binaries, *wheel.unreadable}
@@ -80,9 +80,9 @@ def members(wheel: Wheel, policy: Policy) -> Findings:
             yield member, "is neither of the package in this checkout nor made by its build, expected no other file"
 
 
-@check("audit it from a checkout of the commit that it was built from, or build it anew from this one")
+@check("audit it from a checkout of the commit that it was built from, or build it again from this one")
 def sources(wheel: Wheel, policy: Policy) -> Findings:
-    """The package's files and the licences are those of this checkout, all of them and to the byte, but for the version that is stamped."""
+    """The package's files and the licenses are those of this checkout, all of them, byte-identical except for the stamped version."""
     for member, path in sorted(policy.sources.items()):
         if member not in wheel.members:
             yield member, "is missing, expected the file of this checkout"
@@ -132,7 +132,7 @@ def _matches(member: str, patterns: tuple[str, ...]) -> bool:
     return is_library and any(fnmatch(name, pattern) for pattern in patterns)
 
 
-@check("repair it anew: python -m ci repair writes RECORD")
+@check("repair it again: python -m ci repair writes RECORD")
 def record(wheel: Wheel, _: Policy) -> Findings:
     """RECORD names every file once, with its SHA-256 and size, and itself without."""
     own = f"{wheel.dist_info}/RECORD"
@@ -164,7 +164,7 @@ def record(wheel: Wheel, _: Policy) -> Findings:
             yield name, f"RECORD has size {size or 'none'}, expected {len(wheel.members[name])}"
 
 
-@check("repair it anew: python -m ci repair writes the archive as auditwheel and delvewheel do")
+@check("repair it again: python -m ci repair writes the archive as auditwheel and delvewheel do")
 def archive(wheel: Wheel, _: Policy) -> Findings:
     """Each entry is written as the tools of repair do on their system, and RECORD is the last, so that all before it is in it."""
     systems = {3} if wheel.system == "linux" else {0, 3}  # delvewheel runs on Windows too, which has no modes
@@ -186,7 +186,7 @@ def archive(wheel: Wheel, _: Policy) -> Findings:
         yield f"{wheel.dist_info}/RECORD", f"is followed by {last}, expected it last"
 
 
-@check("build it anew: CMake writes it (cmake/BuildFacts.cmake)")
+@check("build it again: CMake writes it (cmake/BuildFacts.cmake)")
 def build_facts(wheel: Wheel, policy: Policy) -> Findings:
     """`_build.json` names the tools that this checkout takes, written as CMake does, byte by byte."""
     member = f"{load().module}/_build.json"
@@ -199,11 +199,12 @@ def build_facts(wheel: Wheel, policy: Policy) -> Findings:
         yield member, f"is missing or not what CMake writes ({type(error).__name__}: {error}), expected the facts of the build"
         return
     yield from ((member, wrong) for wrong in differences(text, expected.build_facts({**told, "compiler": compiler})))
+    unpinned = f"it pinned in pyproject.toml, as nanobind=={told['nanobind']} in [build-system] requires"
     takes = VERSION_NUMBER.fullmatch(compiler["version"]) and compiler["version"] in policy.compiler
     for name, value, good, wanted in (
         ("platform", told["platform"], told["platform"] == policy.platform.name, policy.platform.name),
         ("host", told["host"], told["host"] in policy.platforms, " or ".join(policy.platforms)),
-        ("nanobind", told["nanobind"], told["nanobind"] == policy.nanobind, policy.nanobind),
+        ("nanobind", told["nanobind"] or "none", told["nanobind"] == policy.nanobind, policy.nanobind or unpinned),
         ("cmake", told["cmake"], VERSION_NUMBER.fullmatch(told["cmake"]), "a version"),
         ("generator", told["generator"], told["generator"] in GENERATORS, " or ".join(GENERATORS)),
         ("compiler", " ".join(compiler.values()), compiler["id"] == policy.compiler.id and takes, str(policy.compiler)),
@@ -216,7 +217,7 @@ VERSION_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 GENERATORS = ("Ninja", "Unix Makefiles")  # those that scikit-build-core chooses
 
 
-@check("see what takes the room: python -m ci report; the budget is in ci/matrix/matrix.toml")
+@check("see what takes space: python -m ci report; the budget is in ci/matrix/matrix.toml")
 def size(wheel: Wheel, policy: Policy) -> Findings:
     mib = wheel.path.stat().st_size / 2**20
     if mib > policy.size_budget_mib:

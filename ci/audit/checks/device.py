@@ -14,7 +14,7 @@ from ..policy import Policy
 from .registry import Differences, Findings, across, check
 
 
-@check("compile it anew from this checkout: python -m ci device, then python -m ci wheel")
+@check("compile it again from this checkout: python -m ci device, then python -m ci wheel")
 def device(wheel: Wheel, policy: Policy) -> Findings:
     """A fatbin for each source with code for what was asked, with exactly that code, as the manifest says; and no other file."""
     known = {MANIFEST, *(f"{DEVICE}{source}.fatbin" for source in policy.device)} if policy.device_root else set()

@@ -123,7 +123,7 @@ def rpath(wheel: Wheel, policy: Policy) -> Findings:
         for directory in sorted(wanted - found) if module else ():
             yield (
                 member,
-                f"lacks $ORIGIN/{posixpath.relpath(directory, posixpath.dirname(member))} in its RPATH, where a library that it needs lies",
+                f"lacks $ORIGIN/{posixpath.relpath(directory, posixpath.dirname(member))} in its RPATH, the directory of a needed library",
             )
 
 
@@ -136,7 +136,7 @@ def _below_site_packages(member: str, entry: str) -> str | None:
     return None if directory.split("/")[0] == ".." else directory
 
 
-@check("python -m ci.matrix.package_table, then build it anew")
+@check("python -m ci.matrix.package_table, then build it again")
 def dll_directories(wheel: Wheel, policy: Policy) -> Findings:
     """The package's own list of libraries (on Windows: the DLL directories added at import) equals the declared one."""
     raw = wheel.members.get(policy.libraries_file)
@@ -194,7 +194,7 @@ def _exports(wheel: Wheel, policy: Policy, module: Module, binary: Binary) -> di
 
 
 def _sites(policy: Policy, module: Module) -> tuple[Path, ...]:
-    """Where the locked provider wheels of a module lie."""
+    """The directories of the locked provider wheels of a module."""
     return tuple(providers.site(root, policy.platform) for root in module.roots)
 
 

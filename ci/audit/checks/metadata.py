@@ -16,7 +16,7 @@ from .registry import Differences, Findings, across, check
 _PACKAGE = re.compile(rb"%s==([^\0]*)\0" % re.escape(load().name).encode())  # a string in the native module
 
 
-@check("build it anew: wheel.py-api of pyproject.toml and ci/matrix/matrix.toml decide the tags")
+@check("build it again: wheel.py-api of pyproject.toml and ci/matrix/matrix.toml decide the tags")
 def tags(wheel: Wheel, policy: Policy) -> Findings:
     """WHEEL is what the build writes for the tags of the file name, byte by byte; the policy has those tags."""
     for wrong in differences(wheel.information("WHEEL"), wheel_file(wheel)):
@@ -26,14 +26,14 @@ def tags(wheel: Wheel, policy: Policy) -> Findings:
         yield "", f"has the tag {', '.join(sorted(found))}, expected {' or '.join(policy.abis)}"
 
 
-@check("build it anew from this checkout: pyproject.toml, README.md and ci/build/description.py decide METADATA")
+@check("build it again from this checkout: pyproject.toml, README.md and ci/build/description.py decide METADATA")
 def metadata(wheel: Wheel, policy: Policy) -> Findings:
     """METADATA is what this checkout's pyproject.toml and README.md give, byte by byte."""
     for wrong in differences(wheel.information("METADATA"), policy.metadata):
         yield f"{wheel.dist_info}/METADATA", wrong
 
 
-@check("build it anew; python -m ci release stamp says the version everywhere")
+@check("build it again; python -m ci release stamp says the version everywhere")
 def versions(wheel: Wheel, policy: Policy) -> Findings:
     """The file name, .dist-info, METADATA, the package and each native module spell one version; it is of the MLX that is pinned."""
     expected = str(wheel.version)

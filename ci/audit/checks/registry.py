@@ -16,23 +16,23 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 CHECKS: dict[str, Check] = {}
 ACROSS: dict[str, Comparison] = {}
-CURES: dict[str, str] = {}
+FIXES: dict[str, str] = {}
 
 
-def check(cure: str) -> Callable[[Check], Check]:
-    """Add a check of one wheel, under the function's name with dashes. `cure` mends what it finds."""
-    return _adding(CHECKS, cure)
+def check(fix: str) -> Callable[[Check], Check]:
+    """Add a check of one wheel, under the function's name with dashes. `fix` mends what it finds."""
+    return _adding(CHECKS, fix)
 
 
-def across(cure: str) -> Callable[[Comparison], Comparison]:
+def across(fix: str) -> Callable[[Comparison], Comparison]:
     """Add a check of several wheels of one release against each other."""
-    return _adding(ACROSS, cure)
+    return _adding(ACROSS, fix)
 
 
-def _adding(checks: dict[str, Function], cure: str) -> Callable[[Function], Function]:
+def _adding(checks: dict[str, Function], fix: str) -> Callable[[Function], Function]:
     def add(function: Function) -> Function:
         name = function.__name__.replace("_", "-")
-        checks[name], CURES[name] = function, cure
+        checks[name], FIXES[name] = function, fix
         return function
 
     return add

@@ -13,7 +13,7 @@ from ..policy import Policy
 from .registry import Findings, check
 
 
-@check("repair it anew with the locked tools (requirements/factory.txt): python -m ci repair writes the SBOM")
+@check("repair it again with the locked tools (requirements/factory.txt): python -m ci repair writes the SBOM")
 def sbom(wheel: Wheel, _: Policy) -> Findings:
     """What `python -m ci repair` writes for this wheel, byte by byte; the time in it is that of its file."""
     from ..sbom.document import render

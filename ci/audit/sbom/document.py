@@ -155,7 +155,7 @@ def _package(name: str, version: str, file: str | None = None, digest: str | Non
         description=source.title,
         scope=ComponentScope.REQUIRED if "headers" in source.use else ComponentScope.EXCLUDED,
         hashes=_sha256(digest) if digest else None,
-        licenses=[LicenseExpression(source.licence)],
+        licenses=[LicenseExpression(source.license)],
         properties=_properties(use=sorted(source.use), **properties),
     )
 

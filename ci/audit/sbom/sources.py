@@ -1,4 +1,4 @@
-"""``sources.toml``: whose work goes into a wheel, and under which licence."""
+"""``sources.toml``: whose work goes into a wheel, and under which license."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Use = Literal["headers", "library", "tool"]
 
 @dataclass(frozen=True)
 class Source:
-    """Packages of one origin and licence."""
+    """Packages of one origin and license."""
 
     title: str
     packages: tuple[str, ...]
     use: frozenset[Use]
-    licence: str  # an SPDX expression
+    license: str  # an SPDX expression
     text: str  # its file in licenses/
 
 
@@ -36,4 +36,4 @@ def of(package: str) -> Source:
     for source in load():
         if package in source.packages:
             return source
-    raise CheckFailed(f"nothing is known of {package}: ci/audit/sbom/sources.toml must say what it is used for and under which licence")
+    raise CheckFailed(f"ci/audit/sbom/sources.toml has no entry for {package}: add its use and its license")

@@ -65,10 +65,10 @@ def _file(test: str) -> str:
 
 def copy_tree(root: Path, copy: Path) -> None:
     """Copy what git knows or would add, with its history, as some tests ask git."""
-    cure = "run it in a checkout with git"
-    process.git("clone", "--quiet", "--shared", "--no-checkout", str(root), str(copy), cure=cure)
-    process.git("reset", "--quiet", cwd=copy, cure=cure)
-    listed = process.git("ls-files", "-coz", "--exclude-standard", cwd=root, cure=cure)
+    fix = "run it in a checkout with git"
+    process.git("clone", "--quiet", "--shared", "--no-checkout", str(root), str(copy), fix=fix)
+    process.git("reset", "--quiet", cwd=copy, fix=fix)
+    listed = process.git("ls-files", "-coz", "--exclude-standard", cwd=root, fix=fix)
     for name in filter(None, listed.split("\0")):
         if (root / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Put a file into a finished wheel: the other members, and their lines in RECORD, stay as they are.
 
-Not ``wheel.wheelfile``, which writes every line of RECORD anew and so would hide a wrong one from the audit.
+Not ``wheel.wheelfile``, which rewrites every line of RECORD and so would hide a wrong one from the audit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CUDA fatbins: containers of machine code (SASS) and PTX for several GPU architectures, as files and wherever they lie in a binary.
+"""CUDA fatbins: containers of SASS and PTX for several GPU architectures, as files and wherever they lie in a binary.
 
 A container is a 16-byte header (magic, version, header size, size of the body) and a body of entries, each a header that names the
 kind of code and the architecture, followed by the code itself, compressed or not. NVIDIA documents none of it; the layout agrees with
@@ -111,7 +111,7 @@ def _entries(data: bytes, container: int, position: int, end: int) -> Iterator[E
         position += size
 
 
-ORDINARY, ZSTD, FROM_BLACKWELL = 0x11, 0x8000, 0x1000000  # for 64-bit hosts and by nvFatbin; compressed; of machine code of the newest ABI
+ORDINARY, ZSTD, FROM_BLACKWELL = 0x11, 0x8000, 0x1000000  # for 64-bit hosts and by nvFatbin; compressed; of SASS of the newest ABI
 CUBIN = struct.Struct("<7s2B7x2H28xI")  # ELF: identification, system, ABI version, type, machine, flags
 EXECUTABLE, CUDA, LARGEST = 2, 190, 2**28
 TARGET = re.compile(rb"^\.target sm_(\w+)$", re.MULTILINE)

@@ -153,7 +153,7 @@ def _certificate(image: Any, data: bytes) -> int:
 
 
 def _symbol_faults(imports: list[tuple[str, list[str]]], exports: dict[str, str]) -> Iterator[str]:
-    """What hides from whoever reads the names of DLLs and of their functions."""
+    """What hides from a reader of the names of DLLs and of their functions."""
     for dll, names in imports:
         if dll.lower().startswith("python") and (numbers := dict.fromkeys(name for name in names if name.startswith("#"))):
             yield f"imports {', '.join(numbers)} of {dll} by ordinal, expected imports by name: they show what is in the stable ABI"
@@ -163,7 +163,7 @@ def _symbol_faults(imports: list[tuple[str, list[str]]], exports: dict[str, str]
 
 
 def _imports(image: Any) -> Iterator[tuple[str, list[str]]]:
-    """Each DLL and what is asked of it, by ordinal as #5. pefile passes over what it finds strange, and names some ordinals."""
+    """Each DLL and what is asked of it, by ordinal as #5. pefile skips what it does not know, and names some ordinals."""
     seen = 0
     for directory, (size, dll, tables) in IMPORTS.items():
         place = _directory(image, directory)

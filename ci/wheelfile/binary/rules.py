@@ -1,4 +1,4 @@
-"""What an ELF module may be: allow-lists, so that what nobody thought of is refused by its name.
+"""What an ELF module may be: allow-lists, so that everything else is refused by its name.
 
 Each rule is of a kind that made a loader refuse or kill a module, or let a module do what the audit did not see. The limits are the
 loader's (glibc's elf/dl-load.c and dl-version.c) and those of the linkers that make our modules.

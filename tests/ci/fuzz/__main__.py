@@ -1,6 +1,6 @@
 """Does the audit refuse what users' machines refuse? `nox -s fuzz-audit -- --count 2000 --seed 7` makes mutants of the built wheel.
 
-ld.so loads the modules of a mutant against stand-ins of all that lies outside the wheel; pip and uv install it into empty folders. A mutant
+ld.so loads the modules of a mutant against stubs of all that lies outside the wheel; pip and uv install it into empty folders. A mutant
 that the audit takes, and that one of them refuses or makes something else of than of the good wheel, is an escape, and so is one on which
 the audit breaks: it is kept in the folder `escapes`, and the exit code is 1. Then tests/ci/test_audit_fuzz.py gives the audit random bytes,
 on which it must neither break nor hang. A seed gives its mutants and bytes again.

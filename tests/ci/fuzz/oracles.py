@@ -33,7 +33,7 @@ WRITTEN = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json
 
 
 class Loader:
-    """ld.so, with stand-ins of all that lies outside the wheel, made of the good one."""
+    """ld.so, with stubs of all that lies outside the wheel, made of the good one."""
 
     def __init__(self, subject: Subject, folder: Path) -> None:
         self.folder = folder

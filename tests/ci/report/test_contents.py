@@ -125,7 +125,7 @@ def test_the_bill_of_materials(wheel: Callable[..., Path]) -> None:
     path = wheel(lambda files: files.update({f"{DIST_INFO}/sboms/x.cdx.json": json.dumps(document).encode()}))
     (found,) = make([path]).wheels[0].contents.bills
     assert found.format == "CycloneDX 1.6"
-    assert [(each.name, each.licence, each.hashed) for each in found.components] == [
+    assert [(each.name, each.license, each.hashed) for each in found.components] == [
         ("cccl", "Apache-2.0", True),
         ("NVRTC", "A OR B", False),
     ]

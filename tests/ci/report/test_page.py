@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -55,6 +56,11 @@ def test_what_wheels_say_stays_text(everything: Report) -> None:
     assert "<i>italic" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\u202e\\x1b[2J.py" in html
     assert all(character.isprintable() or character == "\n" for character in html)
+
+
+def test_a_project_without_device_code(everything: Report) -> None:
+    assert "GPU architectures</dt>" in render(everything)
+    assert "GPU architectures</dt>" not in render(replace(everything, architectures=0))
 
 
 def test_the_page_is_self_contained(everything: Report) -> None:

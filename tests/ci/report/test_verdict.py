@@ -58,7 +58,7 @@ def test_a_violation_is_shown(wheel: Callable[..., Path]) -> None:
         "86": "surplus", "87": "absent", "90a": "partial", "100": "partial", "103": "absent", "110": "absent",
         "120": "partial", "121": "absent",
     }  # fmt: skip
-    assert "machine code, not declared" in html
+    assert "SASS, not declared" in html
 
 
 def test_no_device_code_is_missing(wheel: Callable[..., Path]) -> None:
@@ -70,7 +70,7 @@ def test_no_device_code_is_missing(wheel: Callable[..., Path]) -> None:
     (row,) = report.wheels[0].places
     assert {code.state for cell in row.cells for code in cell.codes} == {"absent", "missing"}
     html = render(report)
-    assert "machine code missing" in html
+    assert "SASS missing" in html
     assert 'class="code missing"' in html
 
 
@@ -125,7 +125,7 @@ def test_every_gpu_after_the_first_has_a_column() -> None:
 
 def test_a_check_that_cannot_run_here_says_so(wheel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def no_root(*_: object) -> None:
-        raise EnvironmentProblem("no root", cure="install it")
+        raise EnvironmentProblem("no root", fix="install it")
 
     monkeypatch.setattr(verdict, "CHECKS", {"size": CHECKS["size"], "provider": no_root})
     report = make([wheel()])
@@ -153,7 +153,7 @@ def test_wheels_of_different_device_code(wheel: Callable[..., Path]) -> None:
 
 
 def test_every_check_is_explained() -> None:
-    assert verdict.proofs().keys() == {*CHECKS, *ACROSS}
+    assert verdict.meanings().keys() == {*CHECKS, *ACROSS}
 
 
 def test_explanations_become_html() -> None:
