@@ -52,7 +52,7 @@ void require_captures(const mx::Stream& stream) {
   }
   static std::atomic<bool> said = false;
   const std::string text = "mlx_cuda captures no decoding steps, which are slower without: " + refusal +
-                           "\n  fix: reinstall that MLX, as python -m mlx_cuda doctor says";
+                           "\n  cure: install that MLX anew, as python -m mlx_cuda doctor says";
   if (!said.exchange(true) && PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) {
     throw nb::python_error();
   }
