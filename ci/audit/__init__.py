@@ -145,13 +145,16 @@ def run(args: argparse.Namespace) -> int:
         except CiError as error:  # noqa: PERF203  # no wheel of ours: told after what was found in the others
             unread.append(error)
     violations += disagreements(wheels)
+    from ..console import visible
+
     if args.json:
         found = {"wheels": [asdict(facts(wheel)) for wheel in wheels], "violations": [asdict(each) for each in violations]}
         print(json.dumps(found, indent=2))
     else:
         for wheel in wheels:
             if wheel.sbom not in wheel.members:  # first: it explains most of the others
-                print(f"{wheel.path.name}: not repaired: it has no SBOM\n    fix: python -m ci repair {wheel.path}")
+                name, path = visible(wheel.path.name), visible(str(wheel.path))
+                print(f"{name}: not repaired: it has no SBOM\n    fix: python -m ci repair {path}")
         for violation in violations:
             print(violation)
         for wheel in wheels if not violations else ():

@@ -130,7 +130,8 @@ class Trial:
         stage("doctor")
         outcome.doctor = fresh.doctor()
         failed = [check for check in outcome.doctor["checks"] if check["status"] == "fail"]
-        outcome.problems += [f"doctor: {check['name']}: {check['summary']}\n  fix: {check.get('fix') or check['cure']}" for check in failed]
+        fixes = [check.get("fix") or check.get("cure", "") for check in failed]  # cure: wheels before 0.32.4.1
+        outcome.problems += [f"doctor: {check['name']}: {check['summary']}\n  fix: {fix}" for check, fix in zip(failed, fixes, strict=True)]
 
     def _test(self, fresh: Fresh, outcome: Outcome) -> None:
         self._check_origin(fresh, outcome)

@@ -27,6 +27,7 @@ class SumCall(Call[mx.array]):
     group: Any | None
     stream: mx.Stream
     engine: native.Engine | str
+    given: StreamOrDevice  # MLX chooses the device by the group if none is given
 
     @cached_property
     def choice(self) -> Choice:  # type: ignore[override]  # found only where somebody asks
@@ -37,7 +38,7 @@ class SumCall(Call[mx.array]):
 
     def result(self) -> mx.array:
         found = None if isinstance(self.engine, str) else self.engine.module.all_sum(self.x, _processes(self.group), self.stream)
-        return upstream_all_sum(self.x, group=self.group, stream=self.stream) if found is None else found
+        return upstream_all_sum(self.x, group=self.group, stream=self.given) if found is None else found
 
     def kernel(self) -> str:
         return "all_sum" if self.choice.engine == "peers" else ""
@@ -53,7 +54,7 @@ def prepare(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = N
     if not (group is None or isinstance(group, mx.distributed.Group)):
         raise WrongType(f"[all_sum] group must be an mlx.core.distributed.Group, got {type(group).__name__}.")
     on = resolve(stream)
-    return SumCall(x, group, on, native.engine(on))
+    return SumCall(x, group, on, native.engine(on), stream)
 
 
 patched_all_sum = in_place_of(upstream_all_sum, lambda call: not isinstance(call.engine, str))(prepare)

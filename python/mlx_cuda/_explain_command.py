@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         operation = OPERATIONS[args.operation]
         places, options = call_of(operation, args.arguments, args.dtype)
         choice = explain(operation, *places, **options)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
         print(error, file=sys.stderr)
         return 2
     found = {"engine": str(choice.engine), "kernel": choice.kernel, "reason": choice.reason}

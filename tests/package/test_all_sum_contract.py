@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda import _decode_step
+from mlx_cuda import _all_sum, _decode_step
 from mlx_cuda._all_sum import patched_all_sum, upstream_all_sum
 from mlx_cuda._loader import native
 
@@ -85,3 +85,19 @@ def test_patch_puts_it_there(tmp_path: Path) -> None:
         assert mx.distributed.all_sum is patched_all_sum
         assert mx.array_equal(mx.distributed.all_sum(mx.arange(3.0)), mx.arange(3.0)).item()
     assert mx.distributed.all_sum is upstream_all_sum
+
+
+@pytest.mark.parametrize("given", [None, mx.cpu])
+def test_mlx_is_given_the_stream_of_the_call(monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
+    """What the kernel refuses: MLX chooses the device by the group if no stream is given."""
+    seen: list[Any] = []
+
+    def upstream(x: mx.array, **options: Any) -> mx.array:
+        seen.append(options["stream"])
+        return x
+
+    module = SimpleNamespace(all_sum=lambda *_: None)
+    monkeypatch.setattr(native, "engine", lambda _: SimpleNamespace(module=module))
+    monkeypatch.setattr(_all_sum, "upstream_all_sum", upstream)
+    _all_sum.prepare(mx.zeros(4), stream=given).result()
+    assert seen == [given]

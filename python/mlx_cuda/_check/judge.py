@@ -69,7 +69,8 @@ def judge_perplexity(name: str, theirs: Passage, ours: Passage, float32: Passage
     allowed = MORE_PERPLEXITY + noise_of([a - b for a, b in zip((theirs if float32 else ours)["nll"], right["nll"], strict=True)])
     if of_ours - of_theirs <= allowed:
         return row
-    note = f"WRONG: log perplexity is {of_ours:.3f} from float32, MLX's {of_theirs:.3f}; rounding explains {allowed:.3f} more"
+    reference = "float32" if float32 else "MLX"
+    note = f"WRONG: log perplexity is {of_ours:.3f} from {reference}, MLX's {of_theirs:.3f}; rounding explains {allowed:.3f} more"
     return replace(row, status="fail", note=note)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from importlib import metadata
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from .._version import __version__
 
@@ -19,7 +18,11 @@ def origin() -> str:
         url = urlsplit(json.loads(text)["url"]) if text else None
     except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
         return ""
-    return url2pathname(url.path) if url and url.scheme == "file" else ""
+    if not url or url.scheme != "file":
+        return ""
+    from urllib.request import url2pathname  # slow to import
+
+    return url2pathname(url.path)
 
 
 def requirement(source: str, extra: str = "") -> str:

@@ -11,11 +11,13 @@ import mlx.core as mx
 from .._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
 from .._common.choice import Choice, against_native
 from .._common.errors import WrongValue
+from .._loader import native
 from .._operation import DirectCall, operation
 
 if TYPE_CHECKING:
     from .._common.arrays import Shape, StreamOrDevice
 
+upstream_matmul = mx.matmul  # not what patch(batch_invariant=True) puts there: results of linear are cached
 Activation = Literal["relu", "gelu_approx"]
 
 
@@ -51,6 +53,8 @@ def linear(
         require_arrays("linear", ("bias",), x=x, w=w, bias=bias)
         raise
     on = resolve(stream)
+    if choice.engine == "mlx" and isinstance(found := native.engine(on), str):
+        choice = Choice("fallback", found)
     if dtype is not None:
         x, w, bias = cast(x, dtype, on), cast(w, dtype, on), None if bias is None else cast(bias, dtype, on)
     return DirectCall(choice, "linear", _composed, (x, w, bias, activation), on)
@@ -83,7 +87,7 @@ def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtype
 
 def _composed(x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None) -> mx.array:
     # MLX's CUDA operations do not all provide for arrays without numbers.
-    y = mx.matmul(x, w.T) if x.size and w.size else mx.zeros((*x.shape[:-1], w.shape[0]), x.dtype)
+    y = upstream_matmul(x, w.T) if x.size and w.size else mx.zeros((*x.shape[:-1], w.shape[0]), x.dtype)
     if y.size == 0:
         return y
     if bias is not None:

@@ -212,7 +212,7 @@ class ReplacedStandIn(StandIn):
         found: tuple[list[mx.array], list[mx.array]] = ([], [])
         for value, given, memory, changes in zip(self.shown.cache, self.given, self.memory, self.changes, strict=True):
             if changes != (value is not given):
-                raise NotReplayed("other arrays of its cache are replaced while it is recorded")
+                raise NotReplayed("other arrays of its cache are replaced while it is captured")
             if changes:
                 if not isinstance(value, mx.array) or (value.shape, value.dtype) != (memory.shape, memory.dtype):
                     raise NotReplayed("an array of its cache is replaced by one of another shape or dtype")

@@ -39,7 +39,8 @@ def add_to(subparsers: Any) -> None:
         "the fastest.",
         epilog="Exit codes: 0 done, 1 no usable GPU, 2 usage error.",
     )
-    parser.add_argument("sizes", nargs="*", type=sizes, metavar="MxNxK", help="sizes of matmuls")
+    about = "sizes of matmuls; with M = 1 use --bias or --activation, because MLX's GEMV computes it otherwise"
+    parser.add_argument("sizes", nargs="*", type=sizes, metavar="MxNxK", help=about)
     parser.add_argument("--show", action="store_true", help="show the stored results")
     parser.add_argument("--reset", action="store_true", help="delete the stored results of this GPU")
     parser.add_argument("--seconds", type=float, default=110.0, help="time limit of the measurement (default: %(default)s)")
