@@ -142,7 +142,7 @@ def test_something_else_in_the_place_of_the_cache(index: Index, monkeypatch: pyt
     else:
         place.symlink_to(tmp_path / ("nothing" if what == "dangling" else "place"))
     monkeypatch.setenv("MLX_CUDA_TOOLKITS", str(place))
-    assert f"fix: remove or mend what is in the place of the folder {place}, or set MLX_CUDA_TOOLKITS" in problem()
+    assert f"fix: remove what is at {place}, or set MLX_CUDA_TOOLKITS" in problem()
 
 
 def test_a_root_that_lost_a_file_is_installed_again(index: Index) -> None:

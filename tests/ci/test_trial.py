@@ -442,5 +442,5 @@ def test_the_real_wheel_works_here(capfd: pytest.CaptureFixture[str]) -> None:
     if not (path := os.environ.get("MLX_CUDA_WHEEL")):
         pytest.skip("MLX_CUDA_WHEEL names no wheel (nox -s tests sets it)")
     code, said = report(capfd, path, "--extra", "cpu")
-    assert (code, said["works"]) == (0, True), said
+    assert (code, said["works"]) == (0, True), json.dumps(said, indent=1)  # whole, with what failed
     assert said["outcomes"][0]["tests"]["package"]["passed"] > 100
