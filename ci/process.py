@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +41,12 @@ def output(command: Sequence[str | Path], *, fix: str, said: str = "", missing: 
         words = (done.stderr or done.stdout or f"exit code {done.returncode}").strip()
         raise EnvironmentProblem("{}: {}".format(said or f"{command[0]} failed", words.partition("\n")[0]), fix=fix)
     return done.stdout
+
+
+def shown(command: Sequence[str | Path]) -> str:
+    """A command as this system's shell reads it, for a message: paths may have spaces and dollar signs."""
+    words = [str(word) for word in command]
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 def git(*words: str, **options: Any) -> str:

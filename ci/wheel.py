@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import audit, console, device, matrix, toolkit
+from . import audit, console, device, matrix, process, toolkit
 from .build import build, compiler
 from .errors import CheckFailed
 from .matrix import gpu
@@ -82,7 +82,8 @@ def show(facts: WheelFacts, seconds: dict[str, float]) -> None:
         table.add_row("native module", f"{module.member} ({module.size / 2**20:.2f} MiB)")
         table.add_row("needs", "\n".join(module.needed))
         table.add_row("RPATH", "\n".join(module.rpath))
-        table.add_row("symbol versions", f"GLIBC_{module.glibc} GLIBCXX_{module.glibcxx}")
+        versions = {"GLIBC": module.glibc, "GLIBCXX": module.glibcxx}
+        table.add_row("symbol versions", " ".join(f"{name}_{version}" for name, version in versions.items() if version))
     table.add_section()
     for name, value in seconds.items():
         table.add_row(f"{name}, seconds", f"{value:.1f}")
@@ -99,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
         show(facts, seconds)
         print(wheel)
         for version in build.selected(args):
-            print(f'CUDA {version}: pip install "{wheel}[cu{version.partition(".")[0]}]"', file=sys.stderr)
+            install = process.shown(["pip", "install", f"{wheel}[{matrix.load().cuda[version].extra}]"])
+            print(f"CUDA {version}: {install}", file=sys.stderr)
     return 0
 
 

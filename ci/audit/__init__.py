@@ -146,6 +146,7 @@ def run(args: argparse.Namespace) -> int:
             unread.append(error)
     violations += disagreements(wheels)
     from ..console import visible
+    from ..process import shown
 
     if args.json:
         found = {"wheels": [asdict(facts(wheel)) for wheel in wheels], "violations": [asdict(each) for each in violations]}
@@ -153,8 +154,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         for wheel in wheels:
             if wheel.sbom not in wheel.members:  # first: it explains most of the others
-                name, path = visible(wheel.path.name), visible(str(wheel.path))
-                print(f"{name}: not repaired: it has no SBOM\n    fix: python -m ci repair {path}")
+                fix = shown(["python", "-m", "ci", "repair", visible(str(wheel.path))])
+                print(f"{visible(wheel.path.name)}: not repaired: it has no SBOM\n    fix: {fix}")
         for violation in violations:
             print(violation)
         for wheel in wheels if not violations else ():

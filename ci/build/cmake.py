@@ -44,6 +44,10 @@ def _settings(cuda: matrix.Cuda, platform: matrix.Platform) -> Iterator[tuple[st
 def render(versions: Sequence[str], platform: matrix.Platform) -> str:
     """Return the CMake file's text."""
     declared = matrix.load()
+    if declared.cuda and not versions:
+        known = ";".join(declared.cuda)
+        fix = f'give it one version or more, as in -DMLX_CUDA_VERSIONS="{known}", or omit it to build for all'
+        raise EnvironmentProblem("MLX_CUDA_VERSIONS is empty: the wheel would have no native module", fix=fix)
     lines = [
         f'set(MLX_CUDA_MLX_VERSION "{declared.mlx}")',
         f'set(MLX_CUDA_TOOLKITS "{toolkit.roots.cache_directory().as_posix()}")',

@@ -46,9 +46,8 @@ def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Mat
         _run([*command, "--wheel-dir", folder, str(path.resolve())], {"SOURCE_DATE_EPOCH": source_date_epoch(path)})
         repaired = sorted(Path(folder).glob("*.whl"))
         if len(repaired) != 1:
-            raise EnvironmentProblem(
-                f"{command[2]} left {len(repaired)} wheels instead of one", fix=f"run it yourself: {' '.join(command)} {path}"
-            )
+            fix = f"run it yourself: {process.shown([*command, path])}"
+            raise EnvironmentProblem(f"{command[2]} left {len(repaired)} wheels instead of one", fix=fix)
         sbom.embed(repaired[0], epoch=int(source_date_epoch(path)), matrix=matrix)
         with whole(output / repaired[0].name) as part:
             shutil.copyfile(repaired[0], part)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from ci.errors import EnvironmentProblem
+from ci.process import shown
 
 # (what uv says, what it means, what helps). uv prints the whole chain of causes, so the most specific comes first.
 _CAUSES = (
@@ -55,7 +56,8 @@ def executable() -> str:
 
         return find_uv_bin()
     except (ImportError, FileNotFoundError):
-        raise EnvironmentProblem("uv, which downloads the toolkits, is missing", fix=f"{sys.executable} -m pip install uv") from None
+        fix = shown([sys.executable, "-m", "pip", "install", "--require-hashes", "-r", "requirements/factory.txt"])
+        raise EnvironmentProblem("uv, which downloads the toolkits, is missing", fix=fix) from None
 
 
 def run(*arguments: str, cwd: Path) -> None:

@@ -283,9 +283,10 @@ def test_unreadable_input(tmp_path: Path, name: str, contents: bytes | None, mes
 
 @pytest.mark.usefixtures("locked_roots")
 def test_a_wheel_that_was_not_repaired(tmp_path: Path, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_wheel(tmp_path / NAMES["linux"], files)
+    (folder := tmp_path / "a $HOME b").mkdir()
+    path = write_wheel(folder / NAMES["linux"], files)
     assert main("audit", str(path)) == 1
-    first = f"{path.name}: not repaired: it has no SBOM\n    fix: python -m ci repair {path}\n"
+    first = f"{path.name}: not repaired: it has no SBOM\n    fix: python -m ci repair '{path}'\n"
     assert capsys.readouterr().out.startswith(first)
 
 

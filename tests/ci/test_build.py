@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +244,27 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert part in out
     assert out.endswith(f"{tmp_path / REPAIRED}\n")
+
+
+@pytest.mark.usefixtures("described")
+def test_the_printed_command_can_be_copied_into_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "a $HOME b"
+    assert cli.main(["wheel", "--cuda", "13.0", "-o", str(folder)]) == 0
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("CUDA 13.0: "))
+    assert shlex.split(line.removeprefix("CUDA 13.0: ")) == ["pip", "install", f"{folder / REPAIRED}[cu13]"]
+    assert "'" in line
+
+
+@pytest.mark.usefixtures("stages")
+def test_the_table_of_a_module_that_needs_no_cplusplus_library(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = replace(FACTS, modules=(replace(MODULE, glibcxx=None),))
+    monkeypatch.setattr(audit, "describe", lambda _: facts)
+    assert cli.main(["wheel", "-o", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "GLIBC_2.28" in out
+    assert "GLIBCXX" not in out
 
 
 @pytest.mark.usefixtures("described")

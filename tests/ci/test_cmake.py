@@ -165,6 +165,7 @@ def test_an_unchanged_file_is_not_written_again(roots: Path, tmp_path: Path) -> 
     ("arguments", "said"),
     [
         (["--cuda", "11.8"], "unknown CUDA version '11.8'\n  fix: use 12.8 or 13.0"),
+        (["--cuda"], "MLX_CUDA_VERSIONS is empty: the wheel would have no native module\n  fix: give it one version or more, as in -D"),
         (["--cuda", "13.0", "--platform", "mac"], "unknown platform 'mac'\n  fix: use one of linux-x86_64"),
     ],
 )

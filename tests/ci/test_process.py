@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -31,6 +32,14 @@ def test_what_it_says_need_not_be_text(capfd: pytest.CaptureFixture[str]) -> Non
 def test_its_encoding_is_not_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("locale.getpreferredencoding", lambda *_: "ascii")
     assert process.run(program("import sys; print(ascii(sys.stdin.buffer.read()))"), input="é").stdout == "b'\\xc3\\xa9'\n"
+
+
+def test_a_command_for_a_message_can_be_copied_into_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["pip", "install", Path("a $HOME b", "x.whl[cu13]")]
+    words = subprocess.check_output(["sh", "-c", f"printf '%s|' {process.shown(command)}"], text=True)
+    assert words == "pip|install|a $HOME b/x.whl[cu13]|"
+    monkeypatch.setattr(process.os, "name", "nt")
+    assert process.shown(["pip", "install", r"a b\x.whl"]) == r'pip install "a b\x.whl"'
 
 
 def test_what_is_shown_is_beside_the_result(capfd: pytest.CaptureFixture[str]) -> None:

@@ -270,7 +270,7 @@ def test_wheels_that_disagree_about_a_header(index: Index, capsys: pytest.Captur
 
 def test_uv_is_missing(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uv", None)
-    assert "pip install uv" in problem()
+    assert "pip install --require-hashes -r requirements/factory.txt" in problem()
 
 
 def test_unknown_names(index: Index, capsys: pytest.CaptureFixture[str]) -> None:
