@@ -99,7 +99,7 @@ def _lane(name: str, table: dict[Any, Any], top: float) -> tuple[list[str], floa
             f'<rect class="{kind}" x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>',
             svg.text("", x + WIDTH / 2, y + 17, title),
         ]
-        parts.append(svg.text("note", x + WIDTH / 2, y + 32, _note(job, each)))
+        parts.append(svg.text("note", x + WIDTH / 2, y + 32, _note({name, job}, each)))
     return parts, height, max(column for column, _ in cells.values()) + 1
 
 
@@ -115,13 +115,13 @@ def _cells(needs: dict[str, set[str]]) -> dict[str, tuple[int, int]]:
     return cells | {job: (number, below) for number, job in enumerate(alone)}
 
 
-def _note(name: str, job: dict[str, Any]) -> str:
-    """What a job does, in the words of the command that it is named after, or else of its last one, or of its last action."""
+def _note(names: set[str], job: dict[str, Any]) -> str:
+    """Return the command that has the name of the job or workflow, or else the last command, or else the last action."""
     if "uses" in job:
         return Path(job["uses"]).name
     commands = ["".join(said) for step in job["steps"] for said in _COMMAND.findall(step.get("run", ""))]
     actions = [step["uses"].partition("@")[0].rpartition("/")[2] for step in job["steps"] if "uses" in step]
-    own = [said for said in commands if said.split()[-1] == name]
+    own = [said for said in commands if said.split()[-1] in names]
     return str([*actions, *commands, *own][-1]) if actions else "fails if a job failed"
 
 

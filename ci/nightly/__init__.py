@@ -28,13 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("dist", metavar="DIST", type=Path, help="directory with the new wheels, of all platforms or some")
     add("-o", "--output", metavar="FOLDER", type=Path, required=True, help="output directory, which must not exist")
-    add("--docs", metavar="FOLDER", type=Path, help="documentation site that `nox -s docs` builds, to serve below docs/")
+    add("--docs", action="store_true", help="link to the documentation in docs/: build it afterwards, with nox -s docs -- FOLDER/docs")
     url = os.environ.get("MLX_CUDA_NIGHTLY") or pages()
-    add(
-        "--url",
-        default=url,
-        help="URL of the site (default: MLX_CUDA_NIGHTLY, or this repository's Pages)",
-    )
+    add("--url", default=url, help="URL of the site (default: MLX_CUDA_NIGHTLY, or this repository's Pages)")
     add("--history", choices=["keep", "new"], default="keep", help="new: start without the wheels of the published site (default: keep)")
     add("--keep", metavar="N", type=int, default=KEEP, help="number of nights in the site (default: %(default)s)")
 
@@ -66,8 +62,6 @@ def run(args: argparse.Namespace) -> int:
     output: Path = args.output
     if args.keep < 1:
         raise EnvironmentProblem(f"--keep {args.keep} leaves nothing", fix="give 1 or more")
-    if args.docs and not (args.docs / "index.html").is_file():
-        raise EnvironmentProblem(f"there is no index.html in {args.docs}", fix="build the documentation: nox -s docs")
     if output.exists():
         raise EnvironmentProblem(f"{output} is there already", fix="remove it, or give another folder")
     try:
@@ -80,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             if args.history == "keep":
                 space = (LIMIT_MIB << 20) - sum(each.size for each in files)
                 files += previous.nights(args.url, wheels, before=files[0].version, most=args.keep - 1, space=space)
-            site.write(made, files, args.url, args.docs)
+            site.write(made, files, args.url, docs=args.docs)
             made.rename(output)
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {output}: {error.strerror or error}", fix="free space, or give another folder") from error

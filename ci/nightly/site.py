@@ -7,7 +7,6 @@ by name.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,8 @@ def wheels(site: Path) -> Path:
     return site / "simple" / load().name
 
 
-def write(site: Path, files: Sequence[Nightly], url: str, docs: Path | None) -> None:
-    """Write everything but the wheels."""
-    if docs:
-        shutil.copytree(docs, site / "docs")
+def write(site: Path, files: Sequence[Nightly], url: str, *, docs: bool) -> None:
+    """Write everything except the wheels and the documentation, which is built into the folder docs/ of the finished site."""
     files = sorted(files, key=lambda each: (each.version, each.name), reverse=True)
     folder = wheels(site)
     for each in files:

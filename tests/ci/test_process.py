@@ -35,10 +35,10 @@ def test_its_encoding_is_not_the_machines(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_command_for_a_message_can_be_copied_into_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ["pip", "install", Path("a $HOME b", "x.whl[cu13]")]
+    command: list[str | Path] = ["pip", "install", Path("a $HOME b", "x.whl[cu13]")]
     words = subprocess.check_output(["sh", "-c", f"printf '%s|' {process.shown(command)}"], text=True)
     assert words == "pip|install|a $HOME b/x.whl[cu13]|"
-    monkeypatch.setattr(process.os, "name", "nt")
+    monkeypatch.setattr("os.name", "nt")
     assert process.shown(["pip", "install", r"a b\x.whl"]) == r'pip install "a b\x.whl"'
 
 

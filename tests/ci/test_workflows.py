@@ -339,6 +339,13 @@ def test_the_pins_are_looked_up() -> None:
     assert JOBS["security/pins"]["permissions"] == {"contents": "read"}
 
 
+def test_the_documentation_is_built_into_the_finished_index() -> None:
+    """`ci nightly` refuses a folder that exists, so the documents come after it."""
+    lines = [line for job, _, line in COMMANDS if job == "nightly/site"]
+    index = next(number for number, line in enumerate(lines) if line.startswith("python -m ci nightly dist -o site --docs "))
+    assert lines[index + 1 :] == ["python -m nox -s docs -- site/docs"]
+
+
 def test_no_escape_hides_a_test() -> None:
     lines = {job: [line for each, _, line in COMMANDS if each == job] for job in ("nightly/slow", "nightly/fuzz")}
     assert [job for job, each in lines.items() if any("fuzz-audit" in line for line in each)] == ["nightly/fuzz"]
