@@ -52,7 +52,7 @@ def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> list[str]:
 def _paragraphs(parser: argparse.ArgumentParser, text: str) -> str:
     """Return a description as Markdown; indented lines of one that is printed as written become code blocks."""
     parts, raw = [], parser.formatter_class is argparse.RawDescriptionHelpFormatter
-    lines = text.splitlines() if raw else [" ".join(text.split())]
+    lines = (text if raw else "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))).splitlines()
     for indented, each in groupby(lines, lambda line: raw and line.startswith("  ")):
         block = "\n".join(each)
         filled = [fill(_text(each), WIDTH, break_on_hyphens=False) for each in block.split("\n\n") if each.strip()]

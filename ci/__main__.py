@@ -49,11 +49,13 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of all commands, or of one, whose module alone is imported: what publishes runs next to nothing else."""
     parser = argparse.ArgumentParser(
         prog="python -m ci",
+        usage="python -m ci COMMAND ...",
         description=f"Build, repair, check and publish the wheels of {load().name}.",
-        epilog="Exit codes: 0 success, 1 a check failed, 2 usage or environment.",
+        epilog="python -m ci COMMAND --help lists the options of a command.\n"
+        "Exit codes: 0 success, 1 a check failed, 2 usage or environment.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help="one of these; COMMAND --help has its options")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", prog=parser.prog, help=argparse.SUPPRESS)
     for title, group in GROUPS.items():
         lines = []
         for name, place in group.items():

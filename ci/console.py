@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
 from .matrix import load
@@ -44,19 +45,28 @@ def show(table: Table) -> None:
     Console().print(table)
 
 
-def described(name: str, text: str | None) -> tuple[str, str]:
-    """What a docstring says of a command: its first line, for a list of commands, and the rest."""
-    about, _, details = (text or "").replace("``", "").partition("\n")
-    return about.removeprefix(f"python -m ci {name}: ").rstrip("."), details
+class Help(argparse.HelpFormatter):
+    """Fills each paragraph of a text, where argparse would make one of all."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(super(Help, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
+
+
+def described(name: str, text: str | None) -> tuple[str, str, str]:
+    """The parts of a command's docstring: its first line, its paragraphs, and its exit codes."""
+    about, _, details = cleandoc(text or "").replace("``", "").partition("\n")
+    details, _, codes = details.partition("\n\nExit codes: ")
+    return about.removeprefix(f"python -m ci {name}: ").rstrip("."), details.strip(), f"Exit codes: {codes}" if codes else ""
 
 
 def add_command(
     subparsers: Any, name: str, text: str | None, run: Callable[[argparse.Namespace], int] | None, *, listed: bool = True
 ) -> argparse.ArgumentParser:
-    """A command whose help is a docstring. `listed`: by argparse, which knows one list alone."""
-    about, details = described(name, text)
-    shown = {"help": about} if listed else {}
-    parser: argparse.ArgumentParser = subparsers.add_parser(name, description=f"{about[0].upper()}{about[1:]}. {details}", **shown)
+    """Add a command whose help is a docstring. `listed`: argparse lists it, which can make one list only."""
+    about, details, codes = described(name, text)
+    shown: dict[str, Any] = {"help": about} if listed else {}
+    shown |= {"description": f"{about[0].upper()}{about[1:]}.\n\n{details}", "epilog": codes or None}
+    parser: argparse.ArgumentParser = subparsers.add_parser(name, formatter_class=Help, **shown)
     parser.set_defaults(run=run)
     return parser
 

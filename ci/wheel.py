@@ -1,6 +1,7 @@
-"""``python -m ci wheel``: run all stages: toolkits, build, repair and audit, and print a table.
+"""``python -m ci wheel``: build, repair and audit a wheel, with one command.
 
-The wheel is written to the output directory only on success.
+Installs missing toolkits first. Prints a table of the wheel's contents and of the seconds of each stage. The wheel is written to the output
+directory only if its audit passes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from . import audit, console, device, matrix, process, toolkit
 from .build import build, compiler
 from .errors import CheckFailed
 from .matrix import gpu
-from .repair import repair
+from .repair import PLAT_HELP, repair
 
 if TYPE_CHECKING:
     from .wheelfile.facts import WheelFacts
@@ -108,5 +109,5 @@ def run(args: argparse.Namespace) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_selection(parser)
     parser.add_argument("-o", "--output", type=Path, default=Path("wheelhouse"), help="output directory (default: wheelhouse)")
-    parser.add_argument("--plat", default="auto", metavar="TAG", help="platform tag (as auditwheel --plat; default: auto)")
+    parser.add_argument("--plat", default="auto", metavar="TAG", help=PLAT_HELP)
     console.add_json(parser, "facts and seconds")

@@ -1,8 +1,10 @@
 """``python -m ci audit``: check repaired wheels against the checkout.
 
-Prints each difference from the declared contents on one line; docs/factory/audit.md lists the checks. Wheels are only read, never installed
-or run, so any machine can audit the wheels of any platform. Exit codes: 0 no violation, 1 violations, or an archive that no tool should
-unpack, 2 not a readable wheel, or no violation found but a toolkit root is missing or damaged.
+Prints one line for each difference from the declared contents. docs/factory/audit.md lists the checks. Wheels are only read, never
+installed or run, so any machine can audit the wheels of any platform.
+
+Exit codes: 0 no violation, 1 violations, or an archive that is not safe to unpack, 2 not a readable wheel, or no violation found but a
+toolkit root is missing or damaged.
 """
 
 # Every command imports this module; the libraries that read binaries are imported only when there is something to audit.
@@ -119,10 +121,22 @@ def _install_roots(wheel: Wheel) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("wheels", metavar="WHEEL", nargs="+", type=Path, help="a repaired wheel; wheels of one release are also compared with each other")
+    add(
+        "wheels",
+        metavar="WHEEL",
+        nargs="+",
+        type=Path,
+        help="repaired wheels; those of one version are also compared with each other",
+    )
     add("--cuda", action="append", default=[], metavar="VERSION", help="expect only the module of this CUDA version (repeatable)")
-    add("--arch", type=_architectures, default=(), metavar="LIST", help="expect code for these GPUs, such as 90 or 80,compute_80")
-    add("--install", action="store_true", help="first install missing toolkit roots that the audit reads")
+    add(
+        "--arch",
+        type=_architectures,
+        default=(),
+        metavar="LIST",
+        help="expect device code for these GPUs only, such as 80,90",
+    )
+    add("--install", action="store_true", help="first install the toolkit roots that the audit reads and that are missing")
     add("--json", action="store_true", help="print facts and violations as JSON")
 
 

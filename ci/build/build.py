@@ -24,13 +24,14 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         action="append",
         choices=list(matrix.load().cuda),
         metavar="VERSION",
-        help=f"build only the native module of this CUDA version; repeatable (default: {', '.join(matrix.load().cuda)})",
+        help=f"build only the native module of this CUDA version (repeatable; default: {', '.join(matrix.load().cuda)})",
     )
     parser.add_argument(
         "--arch",
         nargs="+",
         default=["declared"],
-        help="GPUs: 'declared' (ci/matrix/matrix.toml), 'native' for this machine's, numbers such as 90, or compute_80 for PTX",
+        help="GPUs: compute capabilities such as 80 90, compute_80 for PTX, 'native' for this machine's GPU, or 'declared' for those of "
+        "ci/matrix/matrix.toml (default)",
     )
     console.add_platform(parser, "build for another platform, with the cross compiler of cmake/toolchains/")
 

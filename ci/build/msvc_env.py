@@ -1,7 +1,9 @@
 """``python -m ci msvc-env``: run a command in an environment in which CMake finds the declared C++ compiler.
 
 On Windows, that is a developer prompt of Visual Studio with the declared toolset and with Ninja, which compiles on all cores. On other
-systems the command runs unchanged. Exits with the command's exit code. Example: python -m ci msvc-env -- python -m cibuildwheel
+systems the command runs unchanged. Exits with the exit code of the command.
+
+Example: python -m ci msvc-env -- python -m cibuildwheel
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """``python -m ci device``: compile the device code, for the wheels of all platforms.
 
-Compiles every kernel ahead of time for the declared GPUs, into one directory: a fatbin for each source, and a manifest of SHA-256 digests.
-A build with MLX_CUDA_DEVICE_CODE set to that directory uses it instead of compiling. Compiled code is cached in the user's cache;
-MLX_CUDA_DEVICE_STORE names another directory, or 'off'. CMAKE_BUILD_PARALLEL_LEVEL sets the number of compilers at once. Exit codes: 0
-success, 1 a source does not compile, 2 usage or environment.
+Compiles each kernel ahead of time for the declared GPUs. The output directory gets a fatbin for each source, and a manifest of SHA-256
+digests. A build with MLX_CUDA_DEVICE_CODE set to that directory uses it instead of compiling.
+
+Compiled code is kept in the user's cache; MLX_CUDA_DEVICE_STORE names another directory, or 'off'. CMAKE_BUILD_PARALLEL_LEVEL sets the
+number of parallel compilers.
+
+Exit codes: 0 success, 1 a source does not compile, 2 usage or environment.
 """
 
 # NVRTC turns a source into PTX, ptxas turns that into the SASS of each GPU, nvFatbin packs both. All three are of one locked root
@@ -47,7 +50,8 @@ def make(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--arch", nargs="+", default=["declared"], help="'declared' in the matrix, 'native', or GPUs such as 90, or compute_80 for PTX")
+    arch = "GPUs: compute capabilities such as 80 90, compute_80 for PTX, 'native', or 'declared' (default)"
+    add("--arch", nargs="+", default=["declared"], help=arch)
     add("--source", nargs="+", default=(), metavar="NAME", help="only these sources, such as flash, to test that they compile")
     add("-o", "--output", type=Path, default=Path("build/device"), help="output directory (default: %(default)s)")
     add("--header", type=Path, help="also write a C++ header with the manifest's digest")

@@ -1,9 +1,12 @@
 """``python -m ci bump``: change the version of MLX, or of the tools, with all pins and locks.
 
---mlx changes everything that names the pinned MLX: metadata and extras, the matrix, the package's version (to VERSION.1) and table, the
-toolkits and their locks, and the locks of tools that contain MLX. --tools locks requirements/ again, to the newest releases that the
-dependency groups of pyproject.toml allow and that are a week old; --tools kept changes only what an edit of the groups needs. All files are
-computed before the first one is written. Build and test afterwards.
+--mlx changes each file that names the pinned MLX: metadata and extras, the matrix, the package's version (to VERSION.1) and its table of
+libraries, the toolkits and their locks, and the locks of tools that contain MLX.
+
+--tools locks requirements/ again, to the newest releases that the dependency groups of pyproject.toml allow and that are a week old.
+--tools kept changes only what an edit of the groups needs.
+
+All files are computed before the first one is written. Build and test afterwards.
 """
 
 from __future__ import annotations
@@ -148,10 +151,9 @@ def _repin(node: Any, pins: Mapping[str, str]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--mlx", metavar="VERSION", help="a version, or `newest`: the newest that all of MLX's packages have for all platforms"
-    )
-    tools_help = "the tools: `newest` (default), or `kept`: the pinned versions, with the groups' additions and removals in pyproject.toml"
+    mlx_help = "a version, or `newest`: the newest for which all of MLX's packages have wheels for all platforms"
+    what.add_argument("--mlx", metavar="VERSION", help=mlx_help)
+    tools_help = "the tools: `newest` (default), or `kept`: the pinned versions, with what was added to or removed from the groups"
     what.add_argument("--tools", nargs="?", const=NEWEST, choices=[NEWEST, KEPT], help=tools_help)
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if a newer MLX or newer tools are available")
 

@@ -1,8 +1,9 @@
 """``python -m ci container``: build the Linux wheels of this commit with cibuildwheel, in a container.
 
-Builds as the release workflow does: with unmodified cibuildwheel, from a clone of the commit, without changes of the working tree. The
-finished wheel is loaded on an old and on the newest glibc. CIBW_* variables are honored. Needs docker or podman, and the dependency group
-cibuildwheel.
+Builds as the release workflow does: with unmodified cibuildwheel, from a clone of the commit, without uncommitted changes. Then loads the
+wheel on an old and on the newest glibc. CIBW_* variables are honored.
+
+Needs docker or podman, and the dependency group cibuildwheel.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--image", metavar="NAME", help="container image (default: that of pyproject.toml)")
-    add("--build", metavar="SELECTOR", help="cibuildwheel's builds, such as 'cp310-* cp313-*' (default: those of pyproject.toml)")
+    add("--build", metavar="SELECTOR", help="CIBW_BUILD, such as 'cp310-* cp313-*' (default: that of pyproject.toml)")
     add("--cold", action="store_true", help="do not mount this machine's toolkits and cache of device code")
-    add("--load-in", nargs="*", default=[OLD, NEW], metavar="SUITE", help="Debian suites that podman loads it in (default: %(default)s)")
+    add("--load-in", nargs="*", default=[OLD, NEW], metavar="SUITE", help=f"Debian suites that podman loads it in (default: {OLD} {NEW})")
     add("-o", "--output", type=Path, default=Path("wheelhouse"), help="output directory (default: %(default)s)")

@@ -1,7 +1,7 @@
 """``python -m ci pins``: check that each action's pinned commit is that of the tag in its comment.
 
-Queries the action's own repository with `git ls-remote`, which needs no token: the tag must exist and must name that commit, directly or as
-an annotated tag. So the commit belongs to that repository, not to a fork of it, and the version in the comment is right. A tag that was
+Queries the action's own repository with `git ls-remote`, which needs no token. The tag must exist and name the pinned commit, directly or
+as an annotated tag. So the commit belongs to that repository, not to a fork of it, and the version in the comment is right. A tag that was
 moved after pinning is also found.
 """
 

@@ -1,7 +1,7 @@
 """``python -m ci prerelease``: print the next pre-release of MLX, for the workflows.
 
-That is the newest version after the pinned one that all of MLX's packages have for all platforms, if it is a pre-release. `python -m ci
-bump --mlx VERSION` pins it in a checkout, to test early.
+That is the newest version after the pinned one that all of MLX's packages have for all platforms, if it is a pre-release. To test it, pin
+it in a checkout with `python -m ci bump --mlx VERSION`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """``python -m ci reproduce``: build a commit twice, in different surroundings, and compare the wheels.
 
 The two builds differ in what must not matter: directories and their depth, the temporary directory, the path of the toolkits, umask,
-locale, time zone, hash seed and the number of parallel jobs. Builds of one environment must be identical. Builds in the container have
-another compiler, other headers and another platform tag than those on the host, and are compared with each other. Files that differ are
-named; diffoscope, if it is installed, shows the differences inside them. Exit codes: 0 identical, 1 different or a build failed, 2 usage or
-environment.
+locale, time zone, hash seed and the number of parallel jobs. With --container both builds run in the container; its compiler, headers and
+platform tag differ from the host's, so compare its wheels only with each other.
+
+Files that differ are named. diffoscope, if it is installed, shows the differences inside them.
+
+Exit codes: 0 identical, 1 different or a build failed, 2 usage or environment.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """``python -m ci resources``: print registers, spills and shared memory of each kernel.
 
-Reads the SASS of each kernel for its registers, threads, static shared memory, stack frame (spilled registers, and arrays that do not fit
-in registers), and the number of blocks per multiprocessor that it is written for. The values are checked against every GPU that runs the
-code (ci/matrix/gpus.toml), and printed as a table; no GPU is needed. The SASS comes from the cache of compiled device code. Exit codes: 0
-success, 1 a kernel needs more than a GPU has, 2 usage or environment.
+Reads from the SASS of each kernel: registers, threads, static shared memory, the stack frame (spilled registers, and arrays that do not
+fit in registers), and the number of blocks per multiprocessor that it is written for. The values are checked against every GPU that runs
+the code (ci/matrix/gpus.toml) and printed as a table. No GPU is needed. The SASS comes from the cache of compiled device code.
+
+Exit codes: 0 success, 1 a kernel needs more than a GPU has, 2 usage or environment.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``python -m ci variants``: experimental: make variant wheels (draft PEPs 825 and 850) from finished wheels.
 
 Makes one variant for each CUDA version, with the requirements of its extra, and the null variant, with those of [cpu]. An installer that
-implements the drafts chooses by the driver. All other files of a variant are byte-identical to the wheel's. No release has variants; see
-docs/factory/variants.md.
+implements the drafts chooses by the driver. Nearly all files are byte-identical to the wheel's: docs/factory/variants.md names the others.
+No release has variants.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """``python -m ci matrix``: print the jobs that build and test the wheels, for the workflows.
 
-There is a job for each platform, and one for each GPU family of a platform. The configuration of cibuildwheel (pyproject.toml) says what a
-job builds, the rows of ci/matrix/matrix.toml what it tests. A job runs its rows one after another, because a GPU runner is discarded after
-each job. --since omits the platforms that the change since a revision cannot break, by [[changes]] of ci/matrix/matrix.toml.
+There is a job for each platform, and one for each GPU family of a platform. [tool.cibuildwheel] of pyproject.toml says what a job builds,
+[[tests]] of ci/matrix/matrix.toml what it tests. A GPU job runs its tests one after another, because the runner is discarded afterwards.
+
+--since omits the platforms that the changes since a revision cannot break, by [[changes]] of ci/matrix/matrix.toml.
 """
 
 from __future__ import annotations
@@ -84,14 +85,16 @@ def outputs(args: argparse.Namespace) -> dict[str, Any]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print the outputs below as one JSON object")
+    form.add_argument("--json", action="store_true", help="print the outputs of --github as one JSON object")
     form.add_argument(
         "--github",
         action="store_true",
-        help="print lines for GITHUB_OUTPUT: build, true or false; platforms and, with --runners, gpu, as strategy.matrix takes them",
+        help="print in the form of GITHUB_OUTPUT: build (true or false), platforms and, with --runners, gpu, both for strategy.matrix",
     )
-    parser.add_argument("--since", metavar="REV", help="only the platforms that the change since REV needs; all of them if REV is empty")
-    parser.add_argument("--runners", metavar="LABELS", help='GPU jobs: a label for all, or {"hopper": "label", "win-amd64/ada": "label"}')
+    parser.add_argument("--since", metavar="REV", help="only the platforms that the changes since REV need; all of them if REV is empty")
+    parser.add_argument(
+        "--runners", metavar="LABELS", help='print GPU jobs too; the label of the runner, or {"hopper": "label", "win-amd64/ada": "label"}'
+    )
 
 
 def run(args: argparse.Namespace) -> int:

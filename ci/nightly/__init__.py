@@ -1,6 +1,6 @@
-"""``python -m ci nightly``: write the site of the nightly channel, a static package index.
+"""``python -m ci nightly``: write the site of the nightly index, a static package index.
 
-The site has the new wheels and those of the earlier nights that the published site has, except the oldest. It consists of files only, so
+The site has the new wheels and those of the nights before that are on the published site, except the oldest. It consists of files only, so
 any web server can serve it. docs/factory/nightly.md shows how to install from it. The nightly index does not exist yet.
 """
 

@@ -1,7 +1,6 @@
 """``python -m ci release``: prepare, check, publish and verify a release.
 
-A release is published as a whole, and can be completed after an interruption: docs/factory/releasing.md describes the steps. DIST is a
-directory with all wheels of one version.
+DIST is a directory with all wheels of one version. An interrupted upload can be continued. docs/factory/releasing.md describes the steps.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ INDEX_HELP = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     stamp, preflight, check, publish, verify, notes = (
         add_command(commands, run.__name__[1:], run.__doc__, run) for run in (_stamp, _preflight, _check, _publish, _verify, _notes)
     )
@@ -35,18 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         each.add_argument("dist", metavar="DIST", type=Path, help="directory with all wheels of the release, and no other file")
 
     mlx, add = load().mlx, stamp.add_argument
-    add("version", metavar="VERSION", type=_stamped, help=f"such as {mlx}.2, {mlx}.2rc1 or {mlx}.2.dev1; or dev: that of this commit")
-    add("--github", action="store_true", help="print it as a line for GITHUB_OUTPUT")
+    add("version", metavar="VERSION", type=_stamped, help=f"such as {mlx}.2, {mlx}.2rc1 or {mlx}.2.dev1; or dev, for a development version")
+    add("--github", action="store_true", help="print it in the form of GITHUB_OUTPUT")
 
     add = preflight.add_argument
-    add("--index", metavar="NAME", required=True, help=f"index that the release is for, none: no index; {INDEX_HELP}")
+    add("--index", metavar="NAME", required=True, help=f"index that the release is for: none, {INDEX_HELP}")
     tag = os.environ.get("GITHUB_REF_NAME") if os.environ.get("GITHUB_REF_TYPE") == "tag" else None
     add("--tag", default=tag, help=f"tag of the release, such as v{mlx}.1 (default: the tag that the workflow runs for)")
 
     add = check.add_argument
-    add("--index", metavar="NAME", default=NONE, help=f"also query this index: {INDEX_HELP}; or none (default)")
+    add("--index", metavar="NAME", default=NONE, help=f"also query this index: none (default), {INDEX_HELP}")
     add("--manifest", metavar="FILE", type=Path, help="on success, write the manifest that publish compares the wheels with")
-    add("--github", action="store_true", help="print the manifest's sha256 as a line for GITHUB_OUTPUT")
+    add("--github", action="store_true", help="print the SHA-256 of the manifest in the form of GITHUB_OUTPUT")
     add("--without-toolkits", action="store_true", help="skip the audit's checks that need the toolkit roots of every platform")
 
     add = publish.add_argument
@@ -57,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--sha256",
         metavar="DIGEST",
-        help="of the manifest, as check printed it, because a file beside the wheels may have been replaced together with them",
+        help="SHA-256 of the manifest, as check printed it: whoever can replace the wheels can replace the manifest beside them too",
     )
     add("--attestations", action="store_true", help="sign each wheel with the identity of this workflow run and upload the attestations")
     add("--timeout", metavar="SECONDS", type=float, default=600, help="time limit of one upload (default: %(default)s)")
@@ -68,12 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--manifest", metavar="FILE", type=Path, help="manifest that publish wrote")
     add("--python", action="append", help="a path or a version (repeatable; default: the oldest supported, and this one)")
     add("--extra", action="append", default=[], help="only this extra (repeatable; default: all)")
-    add("--install-all", action="store_true", help="install the CUDA extras too, 2 to 4 GB each, instead of only resolving them")
+    add("--install-all", action="store_true", help="install the CUDA extras (2 to 4 GB each), instead of only resolving them")
     add_json(verify, "the results")
 
     add = notes.add_argument
     add("-o", "--output", metavar="FOLDER", type=Path, required=True, help="output directory")
-    add("--github", action="store_true", help="print version, prerelease and latest as lines for GITHUB_OUTPUT")
+    add("--github", action="store_true", help="print version, prerelease and latest in the form of GITHUB_OUTPUT")
 
 
 def _stamped(text: str) -> Version | None:
@@ -92,8 +91,8 @@ def _version(text: str) -> Version:
 def _stamp(args: argparse.Namespace) -> int:
     """Write a version into the checkout, and print it.
 
-    Use it for a rehearsal, a nightly build or the next release. `dev` is <mlx>.<n>.dev<time of the commit in UTC>. <n> is the number in the
-    checkout, or the next one if that was released before this commit, so all tags are needed.
+    Use it for a rehearsal, a nightly build or the next release. `dev` means <mlx>.<n>.dev<time of the commit in UTC>, where <n> is the
+    number in the checkout, or the next one if that was released before this commit. The checkout must have all tags.
     """
     from ..matrix import REPOSITORY
     from .version import development, stamp
@@ -107,10 +106,12 @@ def _stamp(args: argparse.Namespace) -> int:
 def _preflight(args: argparse.Namespace) -> int:
     """Find what would stop a release, before anything is built.
 
-    Checks the checkout (version, tag, MLX pin, changelog). Queries the index: whether the name is ours, whether the version is new, and
-    whether the requirements of the extras are available. Queries GitHub with gh: environments, and the variable MLX_CUDA_GPU_RUNNER, which
-    must also be set in the environment. Takes seconds and prints all problems at once. With --index pypi it is a release. With any other
-    index it is a rehearsal: problems that would only stop a release are printed, and do not fail.
+    Reads the checkout: version, tag, MLX pin, changelog. Queries the index: whether the name belongs to this project, whether the version
+    is new, and whether the requirements of the extras are available. Queries GitHub with gh: environments, and the variable
+    MLX_CUDA_GPU_RUNNER, which must also be set in the environment. Takes seconds and prints all problems at once.
+
+    With --index pypi, any problem is an error. With any other index it is a rehearsal, where problems that stop only a release
+    are warnings.
     """
     from ..index import named
     from .preflight import preflight
@@ -123,8 +124,9 @@ def _preflight(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     """Check that a directory is a complete release.
 
-    All wheels must be there and have the version of the checkout, byte-identical METADATA and an SBOM, and pass twine check --strict and
-    the audit. With --index, the name must also be ours or free, the version the newest, and the requirements of each extra published.
+    All wheels must be there, have the version of the checkout, the same METADATA and an SBOM, and pass twine check --strict and the audit.
+    With --index, the name must also belong to this project or be free, the version must be the newest, and the requirements of each extra
+    must be published.
     """
     from ..files import sha256
     from ..index import named
@@ -161,8 +163,8 @@ def _check(args: argparse.Namespace) -> int:
 def _publish(args: argparse.Namespace) -> int:
     """Upload a release, or complete an interrupted upload.
 
-    twine uploads the wheels, the most used one last. Files that are on the index with the same bytes are skipped. Other bytes under one of
-    the names stop the command before the first upload. After an interruption, run the command again.
+    twine uploads the wheels, the most used one last. Files that are on the index with the same bytes are skipped. If the index has other
+    bytes under one of the names, the command stops before the first upload. After an interruption, run the command again.
     """
     from ..index import named
     from .dist import complete
@@ -184,7 +186,7 @@ def _verify(args: argparse.Namespace) -> int:
     """Install a published release in fresh environments.
 
     Downloads every file and compares it with the manifest. Then installs each extra with uv and with pip in fresh environments, imports the
-    package and runs the doctor. Our package comes only from the named index, all others from the default index.
+    package and runs the doctor. This project's package comes only from the named index, all others from the default index.
     """
     from ..index import named
     from .verify import verify
@@ -198,8 +200,8 @@ def _verify(args: argparse.Namespace) -> int:
 def _notes(args: argparse.Namespace) -> int:
     """Write checksums, SBOMs and notes for the release page.
 
-    Writes notes.md with the changelog's entry, and files/, which is published, with SHA256SUMS for sha256sum -c and the wheels' SBOMs. With
-    --github, also prints the arguments of gh release create: a release candidate is a pre-release, and never the latest.
+    Writes notes.md, with the changelog's entry, and the directory files/ to publish, with SHA256SUMS (for sha256sum -c) and the wheels'
+    SBOMs. With --github, also prints the arguments of gh release create: a release candidate is a pre-release, and never the latest.
     """
     from ..matrix import REPOSITORY
     from .dist import complete

@@ -1,8 +1,10 @@
 """``python -m ci repair``: run auditwheel or delvewheel on a built wheel, and add its SBOM.
 
-auditwheel repairs Linux wheels, delvewheel Windows wheels, also on Linux. The CUDA libraries, MLX and the driver are excluded by their
-names in ci/matrix/matrix.toml. Excluded libraries are checked first, because both tools silently ignore an exclude that matches nothing.
-Files get the time SOURCE_DATE_EPOCH, or the newest one in the wheel, so the same wheel gives the same bytes.
+auditwheel repairs Linux wheels. delvewheel repairs Windows wheels, also on Linux. The CUDA libraries, MLX and the driver are excluded by
+their names in ci/matrix/matrix.toml. Excluded libraries are checked first, because both tools silently ignore an exclude that matches
+nothing.
+
+Files get the time SOURCE_DATE_EPOCH, or that of the newest file in the wheel, so the same wheel gives the same bytes.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 OUTPUT = Path("wheelhouse")
 DECLARED = "declared"
+PLAT_HELP = "platform tag, as auditwheel --plat, or 'declared': that of ci/matrix/matrix.toml (default: auto)"
 
 
 def repair(path: Path, output: Path = OUTPUT, *, plat: str = "auto", matrix: Matrix | None = None) -> Path:
@@ -131,12 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("wheel", metavar="WHEEL", type=Path, help="a built wheel")
     add("-o", "--output", type=Path, default=OUTPUT, metavar="FOLDER", help="output directory (default: %(default)s)")
-    add(
-        "--plat",
-        default="auto",
-        metavar="TAG",
-        help="platform tag (as auditwheel --plat; default: auto), or 'declared': the tag of the matrix",
-    )
+    add("--plat", default="auto", metavar="TAG", help=PLAT_HELP)
 
 
 def run(args: argparse.Namespace) -> int:

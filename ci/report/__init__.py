@@ -1,7 +1,7 @@
 """``python -m ci report``: write an HTML page about wheels.
 
-The page needs no other file and shows GPU architectures, sizes, libraries, audit results, and changes since another release. It is written
-whatever the audit finds; use python -m ci audit as the gate. The same wheels give the same bytes.
+The page needs no other file. It shows GPU architectures, sizes, libraries, audit results, and changes since another release. It is written
+whatever the audit finds: to refuse a wheel, use python -m ci audit. The same wheels give the same bytes.
 """
 
 from __future__ import annotations

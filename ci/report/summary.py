@@ -1,7 +1,7 @@
 """``python -m ci summary``: print finished wheels and their change in size as a Markdown table.
 
 The columns are platform, tag, size, change since an earlier release, and native modules. The earlier release is a directory of wheels, or a
-version on the index, of which only names and sizes are queried.
+version on the index. Of an index, only names and sizes are queried.
 """
 
 from __future__ import annotations

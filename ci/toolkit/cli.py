@@ -15,7 +15,7 @@ from . import manifest, roots
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="toolkit_command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="toolkit_command", required=True, metavar="COMMAND", title="commands")
     functions = (_install, _verify, _lock, _path, _list)
     install, verify, lock, path, listing = (console.add_command(commands, run.__name__[1:], run.__doc__, run) for run in functions)
     for each in (install, verify, lock):
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lock.add_argument("--check", action="store_true", help="write nothing; fail if a lock would change")
     for each in (install, verify):
         each.add_argument(
-            "--cuda", action="append", choices=list(matrix.load().cuda), help="roots of this CUDA version, and device; repeatable"
+            "--cuda", action="append", choices=list(matrix.load().cuda), help="roots of this CUDA version, and device (repeatable)"
         )
     for each in (install, verify, path, listing):
         console.add_platform(each)

@@ -1,10 +1,13 @@
 """``python -m ci load``: load a Linux wheel's native modules with stub libraries for MLX and CUDA.
 
-MLX's wheels need a newer glibc than ours, and CUDA's are gigabytes, so neither is available in a manylinux container or on an old
-distribution. Each library outside the wheel is replaced by a stub library, which exports the undefined symbols of the modules; glibc,
-libstdc++ and Python are the real ones. The command checks that the system's loader accepts the modules and binds every symbol, that the
-system has each symbol version, and that static initializers run. No function is called. Exit codes: 0 all loaded, 1 a module was not loaded
-(the loader's message is on stderr), 2 usage or environment.
+MLX needs a newer glibc than this project's wheels, and CUDA's packages have gigabytes, so neither is installed in a manylinux container or
+on an old distribution. A stub library replaces each library outside the wheel, and exports the symbols that the modules need of it. glibc,
+libstdc++ and Python are the real ones.
+
+The command checks that the system's loader accepts the modules and binds each symbol, that the system has each symbol version, and that
+static initializers run. It calls no function.
+
+Exit codes: 0 all loaded, 1 a module was not loaded (the loader's message is on stderr), 2 usage or environment.
 """
 
 from __future__ import annotations
@@ -78,8 +81,8 @@ def load(folder: Path, before: Sequence[str], env: Mapping[str, str] | None = No
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("wheel", metavar="WHEEL", type=Path, help="a repaired Linux wheel")
-    parser.add_argument("--python", action="append", help="interpreter that loads them; repeatable (default: this one)")
-    parser.add_argument("--image", action="append", default=[], help="container image to load them in, with its python3; repeatable")
+    parser.add_argument("--python", action="append", help="interpreter that loads them (repeatable; default: this one)")
+    parser.add_argument("--image", action="append", default=[], help="container image, whose python3 loads them (repeatable)")
     parser.add_argument("--engine", default="podman", help="container engine: podman (default) or docker")
 
 

@@ -1,9 +1,11 @@
-"""``python -m ci origin``: refuse the artifacts of a workflow run that must not run on our machines.
+"""``python -m ci origin``: refuse the artifacts of a workflow run that must not run on a GPU runner.
 
-Accepts a run only if it is of a workflow of this repository that builds wheels, was started with write access, and built a
-commit of this repository. A pull request's wheels are its author's code, and an artifact does not show its origin. The run must be finished
-and successful, unless it is the run that calls this command, whose job order ensures it. GITHUB_REPOSITORY and GITHUB_RUN_ID name the
-repository and the calling run. gh queries GitHub; it must be logged in, or GH_TOKEN must be set.
+Accepts a run only if it is of a workflow of this repository that builds wheels, was started with write access, and built a commit of this
+repository. The wheels of a pull request are its author's code, and an artifact does not show its origin. The run must be finished and
+successful, unless it is the run that calls this command, whose order of jobs ensures it.
+
+GITHUB_REPOSITORY and GITHUB_RUN_ID name the repository and the calling run. gh queries GitHub; it must be logged in, or GH_TOKEN must be
+set.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """``python -m ci try``: install a built wheel in a fresh environment, and test it on this machine.
 
 Installs the wheel as a user would, and runs its doctor and its tests. The tests are copied out of the repository, so that they import the
-wheel's package. gh downloads the artifacts of a run; it must be logged in, or GH_TOKEN must be set. The wheel's code gets a home directory
-of its own and none of your tokens, passwords and settings. It still runs as your user and can read your files and, on Linux, other
-processes. Test untrusted wheels as another user or on a disposable machine. Exit codes: 0 the wheel works here, 1 it does not, or was
-refused, 2 usage or environment.
+wheel's package. gh downloads the artifacts of a workflow run; it must be logged in, or GH_TOKEN must be set.
+
+The wheel's code gets a home directory of its own and none of your tokens, passwords and settings. It still runs as your user and can read
+your files and, on Linux, other processes. Test untrusted wheels as another user or on a disposable machine.
+
+Exit codes: 0 the wheel works here, 1 it does not work or was refused, 2 usage or environment.
 """
 
 from __future__ import annotations
@@ -303,9 +305,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     extras = [each.extra for each in load().extras]
     add = parser.add_argument
     add("target", metavar="TARGET", help="a wheel, a directory of wheels, an artifact's zip, or the id or URL of a workflow run")
-    add("--row", action="append", metavar="NAME", help="a row of ci/matrix/matrix.toml; a row with a GPU requires it (repeatable)")
+    add(
+        "--row",
+        action="append",
+        metavar="NAME",
+        help="a test of ci/matrix/matrix.toml, such as linux-x86_64-cp310-cpu (repeatable); python -m ci matrix lists them",
+    )
     add("--extra", choices=["auto", *extras], help="the extra to install (default: the one that fits the driver)")
-    add("--python", action="append", metavar="PYTHON", help="a version or the path of an interpreter (repeatable; default: this one's)")
+    add("--python", action="append", metavar="PYTHON", help="a version, or the path of an interpreter (repeatable; default: this version)")
     add("--repository", metavar="OWNER/NAME", help="repository of the run, if only its id is given (default: GITHUB_REPOSITORY)")
     required = os.environ.get("MLX_CUDA_REQUIRE_GPU") == "1"
     add("--require-gpu", action="store_true", default=required, help="fail without a GPU (as MLX_CUDA_REQUIRE_GPU=1)")
