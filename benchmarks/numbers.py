@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ci import matrix
+
 from .cells import ARITHMETIC, MEMORY, speed
 from .front_page import RESULTS, slower
 from .platforms import load
@@ -112,6 +114,14 @@ def _tune() -> dict[str, str]:
 
 
 def _wheel() -> dict[str, str]:
-    """Of docs/results/platforms.toml, which the build's times come from too."""
-    wheel = load()["wheel"]
-    return {"wheel-mib": f"{wheel['mib']:g}", "wheel-commit": wheel["commit"], "download-gb": f"{wheel['download_gb']:g}"}
+    """Of docs/results/platforms.toml: the wheel, all wheels of a night, and the minutes of the first build."""
+    platforms, wheels = load(), len(matrix.load().platforms) * len(matrix.load().builds)
+    wheel, first = platforms["wheel"], platforms["times"][0]
+    return {
+        "wheel-mib": f"{wheel['mib']:g}",
+        "wheel-commit": wheel["commit"],
+        "download-gb": f"{wheel['download_gb']:g}",
+        "first-build": f"{int(first['seconds']) / 60:.0f}",
+        "night-wheels": str(wheels),
+        "night-mib": f"{wheels * wheel['mib']:.0f}",
+    }

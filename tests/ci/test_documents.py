@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import architecture, platforms
+from benchmarks import architecture
 from ci.device import plan
 from ci.errors import CheckFailed
 from ci.files import tomllib
-from ci.matrix import REPOSITORY, Extra, load
+from ci.matrix import REPOSITORY, Extra
 
 CONTRIBUTING = (REPOSITORY / "CONTRIBUTING.md").read_text("utf-8")
 
@@ -113,29 +113,9 @@ def test_the_steps_of_compiling_are_those_of_the_plan() -> None:
     assert f"{compiled} runs of NVRTC and {assembled} of ptxas" in text
 
 
-def test_the_stages_have_the_times_of_the_rehearsal() -> None:
-    """The overview's seconds are those of the steps of docs/factory/pipeline.json that run its commands."""
-    report = (REPOSITORY / "docs" / "factory" / "pipeline.json").read_text("utf-8")
-    steps = {step: float(took) for step, took in re.findall(r'"step": "(.*)",\n +"seconds": ([\d.]+)', report) if "--benchmark" not in step}
-    text = (REPOSITORY / "docs" / "factory" / "overview.md").read_text("utf-8")
-    told = dict(re.findall(r"^\| [\w ]+ \| `([\w ]+)`[^|]*\|[^|]*\| (\d+)[^|]*\| `", text, re.MULTILINE))
-    assert len(told) == 8
-    for command, seconds in told.items():
-        assert f"{max(took for step, took in steps.items() if f'python -m {command}' in step):.0f}" == seconds, command
-
-
 def test_variants_name_the_locked_uv() -> None:
     (locked,) = re.findall(r"^uv==(\S+)", (REPOSITORY / "requirements" / "uv.txt").read_text("utf-8"), re.MULTILINE)
     assert f"uv {locked}" in (REPOSITORY / "docs" / "factory" / "variants.md").read_text("utf-8")
-
-
-def test_a_night_takes_the_wheels_of_all_platforms() -> None:
-    matrix = load()
-    size = platforms.load()["wheel"]["mib"]
-    text = " ".join((REPOSITORY / "docs" / "factory" / "nightly.md").read_text("utf-8").split())
-    count = len(matrix.platforms) * len(matrix.builds)
-    assert count == 6
-    assert f"six wheels of about {size} MiB, {count * size:.0f} MiB." in text
 
 
 # In the package and the factory whatever is a name of these; the last is of a name that is put together.
