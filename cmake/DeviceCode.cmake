@@ -26,5 +26,5 @@ function(mlx_cuda_add_device_code target)
         VERBATIM
     )
     add_custom_target(${target} DEPENDS "${folder}/manifest.json" "${header}")
-    install(DIRECTORY "${folder}/" DESTINATION mlx_cuda/device FILES_MATCHING PATTERN "*.fatbin" PATTERN "manifest.json")
+    install(DIRECTORY "${folder}/" DESTINATION "${PROJECT_NAME}/device" FILES_MATCHING PATTERN "*.fatbin" PATTERN "manifest.json")
 endfunction()

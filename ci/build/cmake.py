@@ -29,15 +29,16 @@ def _linkable(root: Path, name: str, system: matrix.System) -> Path:
 
 
 def _settings(cuda: matrix.Cuda, platform: matrix.Platform) -> Iterator[tuple[str, str]]:
-    cuda_root, mlx_root, frontend_root = (toolkit.root_path(name, platform) for name in cuda.roots)
+    cuda_root, *others = (toolkit.root_path(name, platform) for name in cuda.roots)
     driver = "cuda.lib" if platform.system == "windows" else "stubs/libcuda.so"
     yield "MODULE", cuda.module
     yield "RPATH", ";".join(cuda.rpath())
     yield "ROOT", cuda_root.as_posix()
-    yield "MLX_ROOT", mlx_root.as_posix()
-    yield "CUDNN_FRONTEND", frontend_root.as_posix()
-    for name in ("cublasLt", "cudnn", "cudart"):
-        yield f"{name.upper()}_LIBRARY", _linkable(cuda_root, f"lib{name}", platform.system).as_posix()
+    yield from zip(("MLX_ROOT", "CUDNN_FRONTEND"), (root.as_posix() for root in others), strict=False)
+    for library in cuda.libraries:
+        if library.needed and library.name != "libmlx":  # which is in a root of its own, or the user's
+            name = library.name.removeprefix("lib")
+            yield f"{name.upper()}_LIBRARY", _linkable(cuda_root, library.name, platform.system).as_posix()
     yield "DRIVER_LIBRARY", _existing(cuda_root / "lib" / driver).as_posix()
 
 

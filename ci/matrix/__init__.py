@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..errors import EnvironmentProblem
 from ..files import tomllib
 from .model import Build, Change, Compilers, Cuda, Extra, Library, Matrix, Platform, Preload, Row, System, numbers
 from .targets import Device, Targets, architecture_order, capability
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+FIELDS = "correct it: docs/reference/matrix.md lists all fields"
 
 
 def _extra(table: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +47,7 @@ def _extra(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _device(table: dict[str, Any]) -> Device:
-    special = tuple((name, Targets(entry["sass"], entry["ptx"])) for entry in table["sources"] for name in entry["names"])
+    special = tuple((name, Targets(entry["sass"], entry["ptx"])) for entry in table.get("sources", ()) for name in entry["names"])
     return Device(table["root"], Targets(table["sass"], table["ptx"]), special)
 
 
@@ -67,7 +69,18 @@ def load() -> Matrix:
 
 
 def parse(text: str) -> Matrix:
-    data = _tuples(tomllib.loads(text))
+    """Read the text of a ``matrix.toml``; an :class:`EnvironmentProblem` names a field that is missing or unknown."""
+    try:
+        return _matrix(_tuples(tomllib.loads(text)))
+    except KeyError as error:
+        raise EnvironmentProblem(f"ci/matrix/matrix.toml lacks {error.args[0]!r}", fix=FIELDS) from error
+    except TypeError as error:  # of a dataclass: it names the field that is missing or unknown
+        raise EnvironmentProblem(f"ci/matrix/matrix.toml: {str(error).replace('.__init__()', '')}", fix=FIELDS) from error
+    except tomllib.TOMLDecodeError as error:
+        raise EnvironmentProblem(f"ci/matrix/matrix.toml is not TOML: {error}", fix="correct it there") from error
+
+
+def _matrix(data: dict[str, Any]) -> Matrix:
     return Matrix(
         **data["project"],
         **data["release"],

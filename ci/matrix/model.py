@@ -72,7 +72,7 @@ class Cuda(Extra):
     major: int
     driver: str
     driver_cuda: str
-    preload: tuple[Preload, ...]
+    preload: tuple[Preload, ...] = ()
 
     def rpath(self) -> tuple[str, ...]:
         """The RPATH entries of the native module (which is in the package's directory), in the data file's order."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from . import REPOSITORY, Cuda, Library, Matrix, capability, load
+from . import REPOSITORY, Cuda, Library, Matrix, System, capability, load
 
 PATH = REPOSITORY / "python" / load().module / "_libraries.json"
 
@@ -39,9 +39,9 @@ def _cuda(cuda: Cuda) -> dict[str, Any]:
 
 
 def _library(library: Library) -> dict[str, Any]:
-    linux = {"soname": library.files["linux"], "dir": library.directories["linux"]}
-    windows = {"dll": library.files["windows"], "dir": library.directories["windows"]}
-    return {"name": library.name, "provider": library.provider, "needed": library.needed, "linux": linux, "windows": windows}
+    kinds: dict[System, str] = {"linux": "soname", "windows": "dll"}
+    found: dict[str, Any] = {each: {kind: library.files[each], "dir": library.directories[each]} for each, kind in kinds.items() if each in library.files}
+    return {"name": library.name, "provider": library.provider, "needed": library.needed, **found}
 
 
 def _glibc(matrix: Matrix) -> str:

@@ -18,7 +18,7 @@ from .device_support import edit, installed_tools, reported, write_kernels
 
 PROJECT = """\
 cmake_minimum_required(VERSION 3.28)
-project(small LANGUAGES CXX)
+project(mlx_cuda LANGUAGES CXX)
 include(cmake/DeviceCode.cmake)
 mlx_cuda_add_device_code(device_code PYTHON "${Python_EXECUTABLE}" ARCHITECTURES 90 compute_80)
 add_library(small MODULE small.cpp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -24,6 +25,29 @@ from ci.release.version import unfit
 def project() -> dict[str, Any]:
     table: dict[str, Any] = tomllib.loads((matrix.REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     return table
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "said"),
+    [
+        ("[release]", "[released]", "lacks 'release'"),
+        ('abi = "cp310-abi3" ', "", ": Build missing 1 required positional argument: 'abi'"),
+        ('extra = "cpu"\nrequires', 'about = "CPU"\nextra = "cpu"\nrequires', ": Extra got an unexpected keyword argument 'about'"),
+        ("major = 12", "major =", " is not TOML: "),
+    ],
+)
+def test_a_faulty_file_is_named(line: str, instead: str, said: str) -> None:
+    text = (matrix.REPOSITORY / "ci" / "matrix" / "matrix.toml").read_text("utf-8")
+    assert line in text
+    with pytest.raises(EnvironmentProblem, match=rf"^ci/matrix/matrix.toml.*{re.escape(said)}.*\n  fix: "):
+        matrix.parse(text.replace(line, instead, 1))
+
+
+def test_what_linux_alone_has_needs_no_names_of_windows() -> None:
+    text = re.sub(r', windows = "[^"]+"', "", (matrix.REPOSITORY / "ci" / "matrix" / "matrix.toml").read_text("utf-8"))
+    (first, *_) = json.loads(package_table.render(matrix.parse(text)))["12"]["libraries"]
+    assert first["linux"] == {"soname": "libcudart.so.12", "dir": "nvidia/cuda_runtime/lib"}
+    assert "windows" not in first
 
 
 def test_extras_are_the_matrix_requirements(project: dict[str, Any]) -> None:
