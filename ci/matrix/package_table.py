@@ -13,7 +13,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from . import REPOSITORY, Cuda, Library, Matrix, System, capability, load
+from . import REPOSITORY, Cuda, Library, Matrix, capability, load
 
 PATH = REPOSITORY / "python" / load().module / "_libraries.json"
 
@@ -39,8 +39,10 @@ def _cuda(cuda: Cuda) -> dict[str, Any]:
 
 
 def _library(library: Library) -> dict[str, Any]:
-    kinds: dict[System, str] = {"linux": "soname", "windows": "dll"}
-    found: dict[str, Any] = {each: {kind: library.files[each], "dir": library.directories[each]} for each, kind in kinds.items() if each in library.files}
+    found: dict[str, Any] = {}
+    for system, kind in (("linux", "soname"), ("windows", "dll")):
+        if system in library.files:
+            found[system] = {kind: library.files[system], "dir": library.directories[system]}
     return {"name": library.name, "provider": library.provider, "needed": library.needed, **found}
 
 

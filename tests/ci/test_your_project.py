@@ -1,4 +1,4 @@
-"""docs/factory/your-project.md: its files and commands make an audited wheel of a project that is not this one, without CUDA."""
+"""docs/factory/your-project.md: its files and commands make audited wheels of a project that is not this one, without CUDA and with it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from ci.matrix import Platform, host_platform
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/factory/your-project.md").read_text("utf-8")
@@ -20,8 +23,13 @@ COMMAND = re.compile(r"^\$ ((?!pip install ).+)$", re.MULTILINE)
 pytestmark = pytest.mark.skipif(sys.platform != "linux" or not shutil.which("bash"), reason="the page is written for Linux")
 
 
-def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MLX_CUDA_", "GITHUB_"))}
+BASE, CUDA = PAGE.split("\n## 6. Add CUDA\n")
+CUDA = CUDA.partition("\n## ")[0]
+TOML = re.compile(r"^```toml\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def run(command: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MLX_CUDA_", "GITHUB_"))} | variables
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return subprocess.run(
         ["bash", "-c", command], cwd=folder, env=environment | {"PATH": path}, check=False, capture_output=True, text=True
@@ -37,14 +45,40 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     (folder / "README.md").write_text("# demo\n")
     (folder / "LICENSE").write_text("MIT\n")
-    for step in PAGE.split("\n## "):
-        for name, text in FILE.findall(step):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
-        for command in COMMAND.findall(step):
-            done = run(command, folder)
-            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    for step in BASE.split("\n## "):
+        follow(step, folder)
     return folder
+
+
+def follow(step: str, folder: Path, **variables: str) -> None:
+    """Write the files of a step, and run its commands."""
+    for name, text in FILE.findall(step):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    for command in COMMAND.findall(step):
+        done = run(command, folder, **variables)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_with_cuda(project: Path, installed_root: Callable[[str, Platform], Path]) -> None:
+    """Section 6, with the roots that are installed for mlx-cuda, whose locks are the same."""
+    toolkits = {installed_root(name, host_platform()).parent for name in ("device", "cuda-12.8", "cuda-13.0")}.pop()
+    folder = project.with_name("with-cuda")
+    shutil.copytree(project, folder, ignore=shutil.ignore_patterns("wheelhouse"))
+    shutil.rmtree(folder / "build")
+    declared, metadata = TOML.findall(CUDA)
+    matrix, pyproject = folder / "ci" / "matrix" / "matrix.toml", folder / "pyproject.toml"
+    matrix.write_text(matrix.read_text().partition("[cpu]")[0] + declared)
+    text, before = pyproject.read_text(), ""
+    for line in (line for line in metadata.splitlines() if " = " in line):
+        text, replaced = re.subn(rf"^{line.partition(' ')[0]} = .*$", line, text, flags=re.MULTILINE)
+        text = text if replaced else text.replace(f"{before}\n", f"{before}\n{line}\n")
+        before = line
+    pyproject.write_text(text)
+    follow(CUDA, folder, MLX_CUDA_TOOLKITS=str(toolkits))
+    (wheel,) = (folder / "wheelhouse").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        assert {"demo/_cu12.abi3.so", "demo/_cu13.abi3.so", "demo/device/scale.fatbin"} <= {*archive.namelist()}
 
 
 def test_the_wheel_works(project: Path, tmp_path: Path) -> None:
