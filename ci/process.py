@@ -27,7 +27,7 @@ def run(command: Sequence[str | Path], *, fix: str | None = None, show: bool = F
     try:
         return subprocess.run([name, *arguments], check=False, encoding="utf-8", errors="replace", **(streams | options))
     except subprocess.TimeoutExpired as error:
-        raise TookTooLong(f"{name} has not ended in {error.timeout:g} s", fix=fix or "run again") from error
+        raise TookTooLong(f"{name} did not end within {error.timeout:g} s", fix=fix or "run again") from error
     except OSError as error:
         missing = isinstance(error, FileNotFoundError) and error.filename == name
         said = "is not installed" if missing else f"cannot be run: {error.strerror or error}"

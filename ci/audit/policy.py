@@ -65,7 +65,7 @@ def platform_of(wheel: Wheel, matrix: Matrix) -> Platform:
         if platform.takes(wheel.platforms[0]):
             return platform
     raise EnvironmentProblem(
-        f"{wheel.path.name}: nothing is declared for the platform {wheel.platforms[0]}",
+        f"{wheel.path.name}: ci/matrix/matrix.toml does not declare the platform {wheel.platforms[0]}",
         fix=f"give a wheel for {', '.join(matrix.platforms)}",
     )
 

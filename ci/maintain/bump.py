@@ -67,7 +67,7 @@ def plan(root: Path, mlx: str, resolve: Resolve, relock: Relock) -> Bump:
     old, packages = pinned(root)
     if Version(mlx) < Version(old):
         raise CheckFailed(
-            f"mlx {mlx} is older than the pinned {old}: the next version has to sort above the last\n  fix: edit the files yourself"
+            f"mlx {mlx} is older than the pinned {old}: the next version must sort after the last\n  fix: edit the files yourself"
         )
     pins = {f"{package}=={old}": f"{package}=={mlx}" for package in packages}
     documents: dict[Path, Any] = {path: tomlkit.parse((root / path).read_text("utf-8")) for path in (PROJECT, MATRIX, TOOLKITS)}
@@ -104,7 +104,7 @@ def _says(file: Path, text: str) -> bool:
 
 def write(root: Path, texts: Mapping[Path, str]) -> None:
     for path, text in texts.items():
-        with whole(root / path, fix="git restore . puts back what was there") as part:
+        with whole(root / path, fix="git restore . restores the files") as part:
             part.write_text(text, encoding="utf-8", newline="\n")
 
 
@@ -167,7 +167,7 @@ def _mlx(wanted: str, check: bool) -> int:
 
     old, packages = pinned(matrix.REPOSITORY)
     if not old:
-        raise EnvironmentProblem("ci/matrix/matrix.toml pins no MLX", fix="omit --mlx: it is for projects that are built for one")
+        raise EnvironmentProblem("ci/matrix/matrix.toml pins no MLX", fix="omit --mlx, which is for projects that are built for MLX")
     if wanted == NEWEST:
         mlx = newest(packages, matrix.load().platforms, on_index)
     else:

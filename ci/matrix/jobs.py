@@ -58,7 +58,7 @@ def _labels(runners: str, kinds: Sequence[tuple[str, str]]) -> dict[tuple[str, s
     try:
         said = json.loads(runners) if runners.startswith("{") else dict.fromkeys(map("/".join, kinds), runners)
     except ValueError as error:
-        raise EnvironmentProblem(f"the runners are no JSON: {error}", fix=_RUNNERS) from error
+        raise EnvironmentProblem(f"the runners are not JSON: {error}", fix=_RUNNERS) from error
     if wrong := [name for name, label in said.items() if name not in named or not isinstance(label, str)]:
         raise EnvironmentProblem(
             f"the runners name {wrong[0]}: no family with rows, or no label; there are {', '.join(named)}", fix=_RUNNERS

@@ -47,12 +47,12 @@ def tonight(dist: Path, folder: Path) -> list[Nightly]:
 
     paths = sorted(dist.glob("*.whl"))
     if not paths:
-        raise EnvironmentProblem(f"there is no wheel in {dist}", fix="give the folder that holds the wheels of this night")
+        raise EnvironmentProblem(f"there is no wheel in {dist}", fix="give the directory with the new wheels")
     found = [examine(Path(shutil.copyfile(path, folder / path.name))) for path in paths]
     if len(versions := sorted({each.version for each in found})) > 1:
-        raise CheckFailed(f"{dist} has wheels of {', '.join(map(str, versions))}\n  fix: give the wheels of one night")
+        raise CheckFailed(f"{dist} has wheels of {', '.join(map(str, versions))}\n  fix: give wheels of one version")
     if sum(each.size for each in found) > LIMIT_MIB << 20:
-        raise CheckFailed(f"the wheels of this night alone have more than {LIMIT_MIB} MiB\n  fix: make them smaller, or leave some out")
+        raise CheckFailed(f"the new wheels alone have more than {LIMIT_MIB} MiB\n  fix: make them smaller, or leave some out")
     return found
 
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.keep < 1:
         raise EnvironmentProblem(f"--keep {args.keep} leaves nothing", fix="give 1 or more")
     if output.exists():
-        raise EnvironmentProblem(f"{output} is there already", fix="remove it, or give another folder")
+        raise EnvironmentProblem(f"{output} exists already", fix="remove it, or give another directory")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".partial-") as name:

@@ -53,7 +53,7 @@ def stamp(version: Version) -> datetime:
 def named(name: str) -> tuple[Version, str]:
     """The version and platform of a wheel of this channel by its name; ValueError says what else it is."""
     if not re.fullmatch(r"[\w.+-]+", name, re.ASCII):
-        raise ValueError("has characters that no wheel of ours has in its name")
+        raise ValueError("has characters that no wheel of this project has in its name")
     version, platform, _ = judged(name)
     stamp(version)
     return version, platform
@@ -72,7 +72,7 @@ def examine(path: Path) -> Nightly:
     except InvalidVersion:
         same = False
     if not same:
-        raise CheckFailed(f"{path.name}: METADATA is of {said}\n  fix: build it again, and never rename a wheel")
+        raise CheckFailed(f"{path.name}: METADATA names {said}\n  fix: build it again, and never rename a wheel")
     metadata = wheel.members[f"{wheel.dist_info}/METADATA"]
     requires_python = str(wheel.metadata["Requires-Python"] or "")
     return Nightly(path.name, version, platform, path.stat().st_size, sha256(path), metadata, requires_python)

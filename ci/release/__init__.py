@@ -178,7 +178,7 @@ def _publish(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(f"version {dist.version}: {sent} would be uploaded to {index.name}")
     else:
-        print(f"version {dist.version} is whole on {index.name}: {sent} uploaded now")
+        print(f"version {dist.version} is complete on {index.name}: {sent} uploaded now")
     return 0
 
 

@@ -54,7 +54,7 @@ class Dist:
 def complete(folder: Path, *, expected: Version | None = None) -> Dist:
     """The release in `folder`, or CheckFailed with all that is missing, superfluous, misnamed or of another version."""
     if not folder.is_dir():
-        raise EnvironmentProblem(f"{folder} is no folder", fix="give the folder that holds all wheels of the release")
+        raise EnvironmentProblem(f"{folder} is not a directory", fix="give the folder that holds all wheels of the release")
     found: list[tuple[Version, Entry]] = []
     problems = []
     for path in sorted(folder.iterdir()):
@@ -142,6 +142,6 @@ def agree(dist: Dist, path: Path, digest: str | None = None) -> None:
     changed = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
     if version != dist.version or changed:
         raise CheckFailed(
-            f"the wheels are not those of {path}, which says what version {version} consists of: {', '.join(changed)}\n"
+            f"the wheels are not those of {path}, the manifest of version {version}: {', '.join(changed)}\n"
             "  fix: take the very wheels that it was written for (builds of another day may differ), or release them as a new version"
         )

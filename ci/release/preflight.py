@@ -78,7 +78,7 @@ def _changelog(version: Version) -> Iterator[Violation]:
 def _index(version: Version, index: Index) -> Iterator[Violation]:
     files = index.files(load().name, adding=True)
     if any(each.version == version for each in files):
-        yield finding("version", f"{version} is on {index.name} already, which takes no other bytes under its names", RESUME)
+        yield finding("version", f"{version} is on {index.name} already, which accepts no other files under the same names", RESUME)
     yield from against(version, index, files)
 
 
@@ -86,7 +86,7 @@ def _pins() -> Iterator[Violation]:
     pinned = _project().get("dependencies", [])
     if load().mlx and f"mlx=={load().mlx}" not in pinned:
         message = f"pyproject.toml requires {', '.join(pinned) or 'nothing'}, but ci/matrix/matrix.toml says mlx {load().mlx}"
-        yield finding("pins", message, "python -m ci bump --mlx VERSION moves both")
+        yield finding("pins", message, "python -m ci bump --mlx VERSION changes both")
 
 
 def _dependencies() -> Iterator[Violation]:

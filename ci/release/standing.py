@@ -54,4 +54,4 @@ def refuse_yanked(version: Version, files: Sequence[Remote]) -> None:
     """CheckFailed where files of a version were withdrawn: it may be there, byte-identical, but installers skip it."""
     if names := sorted(each.name for each in files if each.version == version and each.yanked):
         fix = "find out why they were yanked; un-yank them on the index, or release a new version"
-        raise CheckFailed(f"version {version} was yanked, installers pass it over: {', '.join(names)}\n  fix: {fix}")
+        raise CheckFailed(f"version {version} was yanked, so installers skip it: {', '.join(names)}\n  fix: {fix}")

@@ -97,7 +97,7 @@ def upload(dist: Dist, entry: Entry, index: Index, attestations: bool, limits: L
             time.sleep(limits.pause * 2 ** (attempt - 1))
         attempt += 1
         if hashlib.sha256(path.read_bytes()).hexdigest() != entry.sha256:
-            raise CheckFailed(f"{path} was changed while the release was going out\n  fix: restore it, then {RESUME}")
+            raise CheckFailed(f"{path} was changed during the upload\n  fix: restore it, then {RESUME}")
         taken, said = _twine(path, index, attestations, limits)
         if _shown(dist, entry, index, limits.listed if taken else 0):
             return
@@ -143,7 +143,7 @@ def _give_up_if_refused(entry: Entry, index: Index, said: str) -> None:
     """What the index refuses it will refuse again; only 5xx, silence and a broken connection are worth another attempt."""
     refused = re.search(r"HTTPError: (4\d\d)\b", said)
     if refused and refused[1] in {"401", "403"}:
-        raise EnvironmentProblem(f"{index.name} does not let us upload: {said}", fix=f"check the credentials, then {RESUME}")
+        raise EnvironmentProblem(f"{index.name} refuses the upload: {said}", fix=f"check the credentials, then {RESUME}")
     if refused and refused[1] not in {"408", "429"}:
         raise CheckFailed(f"{index.name} refuses {entry.name}: {said}")
     if "HTTPError" not in said and _SETTINGS.search(said):

@@ -97,7 +97,7 @@ def _compare(version: Version, index: Index, manifest_path: Path | None, folder:
             raise EnvironmentProblem(f"{manifest_path} is of version {written}, not {version}", fix="give the manifest of this version")
         expected = {entry.name: entry.sha256 for entry in entries}
     if differing := sorted(expected.keys() ^ there.keys()):
-        raise CheckFailed(f"{index.name} and {manifest_path} have not the same files: {', '.join(differing)}")
+        raise CheckFailed(f"{index.name} and {manifest_path} list different files: {', '.join(differing)}")
     for name, digest in expected.items():
         if sha256(index.fetch(there[name], folder)) != digest:
             raise CheckFailed(f"{index.name} gives {name} with other bytes than the manifest's {digest}")
@@ -162,7 +162,7 @@ class _Job:
         ours = next((line for line in lines if Requirement(line.split(" --hash")[0]).name == load().name), "")
         found = {part.removeprefix("--hash=sha256:") for part in ours.split() if part.startswith("--hash=")}
         if found != set(self.digests.values()):
-            raise CheckFailed(f"uv resolves [{extra}] to {ours or 'nothing of ours'}, expected the published hashes")
+            raise CheckFailed(f"uv resolves [{extra}] to {ours or 'nothing of this project'}, expected the published hashes")
 
     def _with_uv(self, extra: str) -> Verified:
         project = self._project(extra)

@@ -21,7 +21,7 @@ PACKAGE = Path("python", load().module, "_version.py")
 def unfit(version: Version) -> Iterator[str]:
     """Why this is no version of ours: `<mlx>.<n>`, as a candidate or a development version too."""
     if version.local:
-        yield f"{version} is a local version, which no index takes"
+        yield f"{version} is a local version, which no index accepts"
     if not load().mlx:
         return
     mlx = Version(load().mlx)
@@ -77,7 +77,7 @@ def stamp(root: Path, version: Version) -> None:
             raise CheckFailed(f"{place} does not say its version in one line {line.format('…')}\n  fix: git restore {place}")
         texts[root / path] = "\n".join(line.format(version) if each == old else each for each in lines)
     for path, text in texts.items():
-        with whole(path, fix="git restore . puts back what was there") as part:
+        with whole(path, fix="git restore . restores the files") as part:
             part.write_bytes(text.encode())
 
 

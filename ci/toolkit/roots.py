@@ -76,7 +76,7 @@ def cache_directory() -> Path:
     if chosen:
         return Path(chosen).absolute()
     if (cache := user_cache(matrix.load().name)) is None:
-        raise EnvironmentProblem("the user has no home directory, where toolkits would be kept", fix="set MLX_CUDA_TOOLKITS to a folder")
+        raise EnvironmentProblem("there is no home directory to install toolkits into", fix="set MLX_CUDA_TOOLKITS to a folder")
     return cache / "toolkits"
 
 
@@ -94,7 +94,7 @@ def installed(name: str, platform: matrix.Platform) -> tuple[Path, dict[str, man
     if files is None:
         raise EnvironmentProblem(f"{name} for {platform.name} is not installed ({path})", fix=fix)
     if lacking := manifest.lacking(path, files):
-        raise EnvironmentProblem(f"{path} is incomplete: {len(lacking)} files missing or cut, the first is {lacking[0]}", fix=fix)
+        raise EnvironmentProblem(f"{path} is incomplete: {len(lacking)} files missing or truncated, the first is {lacking[0]}", fix=fix)
     return path, files
 
 

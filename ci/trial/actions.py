@@ -37,7 +37,7 @@ class Run:
         named = repository or os.environ.get("GITHUB_REPOSITORY", "")
         if not re.fullmatch(REPOSITORY, named):
             raise EnvironmentProblem(
-                f"run {target} of which repository?",
+                f"run {target} has no repository",
                 fix="give --repository OWNER/NAME, or the address of the run's page instead of its id",
             )
         return cls(named, int(target))

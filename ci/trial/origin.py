@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     repository = os.environ.get("GITHUB_REPOSITORY", "")
     if not re.fullmatch(REPOSITORY, repository):
         raise EnvironmentProblem(
-            f"run {args.run_id} of which repository?", fix="set GITHUB_REPOSITORY to OWNER/NAME, as GitHub's workflows do"
+            f"run {args.run_id} has no repository", fix="set GITHUB_REPOSITORY to OWNER/NAME, as GitHub's workflows do"
         )
     target = Run(repository, int(args.run_id))
     described = json.loads(query(target, f"runs/{target.number}"))

@@ -188,7 +188,7 @@ def tags(fresh: Fresh) -> list[Tag]:
     """What the environment's Python takes, best first: queried from itself, with this interpreter's packaging."""
     done = fresh.run("-c", _TAGS, env={"PYTHONPATH": str(Path(packaging.__file__).parent.parent)})
     if done.returncode:
-        raise EnvironmentProblem(f"{fresh.python} does not tell its tags: {done.stderr.strip()}", fix="give another --python")
+        raise EnvironmentProblem(f"{fresh.python} cannot list its tags: {done.stderr.strip()}", fix="give another --python")
     return [tag for line in done.stdout.split() for tag in parse_tag(line)]
 
 
@@ -256,7 +256,7 @@ def declared(names: Sequence[str]) -> list[Case]:
     """The rows of the matrix with these names, which this machine has to fit."""
     rows = [load().row(name) for name in names]
     if not rows:
-        raise EnvironmentProblem("--row names no row", fix="give a name; `python -m ci matrix` prints them")
+        raise EnvironmentProblem("--row is empty", fix="give a name; `python -m ci matrix` prints them")
     for row in rows:
         if row.platform != host_platform().name:
             raise EnvironmentProblem(f"the row {row.name} is not for this machine's {host_platform().name}", fix="leave it out")
@@ -278,7 +278,7 @@ def asked(args: argparse.Namespace) -> list[Case]:
 
 def run(args: argparse.Namespace) -> int:
     if args.row and (args.extra or args.python):
-        raise EnvironmentProblem("a row says which Python and extra it is", fix="omit --extra and --python")
+        raise EnvironmentProblem("a row determines the Python and the extra", fix="omit --extra and --python")
     cases = declared(" ".join(args.row).split()) if args.row else asked(args)
     if args.benchmark and not cases[0].on_gpu:
         raise EnvironmentProblem("a benchmark needs a GPU", fix="omit --benchmark")

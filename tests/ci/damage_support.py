@@ -262,7 +262,7 @@ ELF_DAMAGES = (
     Damage("soname libc.so.6", "calls itself libc.so.6", module(string_tag(14, "libc.so.6"))),
     Damage("a LOAD segment writable and executable", "never both", module(segment(LOAD, 1, 1, lambda _, __: 7))),
     Damage("all LOAD segments so", "never both", module(*(segment(LOAD, each, 1, lambda _, __: 7) for each in range(4)))),
-    Damage("p_offset of the last LOAD less 0x40", "no loader takes it", module(segment(LOAD, -1, 2, lambda old, _: old - 0x40))),
+    Damage("p_offset of the last LOAD less 0x40", "no loader accepts it", module(segment(LOAD, -1, 2, lambda old, _: old - 0x40))),
     Damage(
         "p_filesz of the last LOAD beyond the file", "it would be killed (SIGBUS)", module(segment(LOAD, -1, 5, lambda _, data: len(data)))
     ),

@@ -174,7 +174,7 @@ def test_an_id_alone_needs_a_repository(repository: str | None, monkeypatch: pyt
     monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
     if repository is not None:
         monkeypatch.setenv("GITHUB_REPOSITORY", repository)
-    with pytest.raises(EnvironmentProblem, match=r"^run 7 of which repository\?\n  fix: give --repository OWNER/NAME"):
+    with pytest.raises(EnvironmentProblem, match=r"^run 7 has no repository\n  fix: give --repository OWNER/NAME"):
         Run.parse("7")
 
 

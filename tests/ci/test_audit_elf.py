@@ -154,7 +154,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "a relocation of no symbol that there is": (relocation(7, 0, 12, fixed(999_999)), "is damaged: "),
     "an export that is local": (symbol("PyInit_module", 4, "<B", 2), "leads to 'PyInit_module', which it does not export"),
     "an export of elsewhere": (symbol("PyInit_module", 6, "<H", 0), "leads to 'PyInit_module', which it does not export"),
-    "a version for no symbol": (versions_of("__tls_get_addr", 1), "for no symbol, expected one that asks for it"),
+    "a version for no symbol": (versions_of("__tls_get_addr", 1), "for no symbol, expected one that uses it"),
     "the first symbol": (lambda data: put(data, Elf(data).place(Elf(data).tags["SYMTAB"]) + 8, "<Q", 1), "begins its symbols with ''"),
     "the binding of a symbol": (symbol("data", 4, "<B", 0x31), "of binding 3 and type 1, expected only data"),
     "STT_GNU_IFUNC": (symbol("call", 4, "<B", 0x1A), "of binding 1 and type 10, expected only data"),

@@ -231,7 +231,7 @@ def test_a_release_that_was_yanked(tmp_path: Path, page: Page, yanked: str | boo
     with pytest.raises(CheckFailed) as failure:
         plan(dist, page.index.files(MATRIX.name))
     fix = "find out why they were yanked; un-yank them on the index, or release a new version"
-    assert str(failure.value) == f"version {VERSION} was yanked, installers pass it over: {NAME}\n  fix: {fix}"
+    assert str(failure.value) == f"version {VERSION} was yanked, so installers skip it: {NAME}\n  fix: {fix}"
 
 
 def test_a_digest_in_upper_case_is_the_same_digest(tmp_path: Path, page: Page) -> None:

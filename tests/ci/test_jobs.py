@@ -122,7 +122,7 @@ def test_a_family_may_be_named_with_its_platform(capsys: pytest.CaptureFixture[s
         ('{"hopper": ""}', "no GPU family has a runner"),
         ('{"turing": "t4"}', "the runners name turing: no family with rows, or no label"),
         ('{"hopper": ["a", "b"]}', "the runners name hopper: no family with rows, or no label"),
-        ('{"hopper": ', "the runners are no JSON: "),
+        ('{"hopper": ', "the runners are not JSON: "),
     ],
 )
 def test_runners_that_cannot_be(capsys: pytest.CaptureFixture[str], runners: str, said: str) -> None:

@@ -286,7 +286,7 @@ def test_a_night_that_is_too_large(tmp_path: Path, monkeypatch: Patch, capsys: C
     size = (dist(tmp_path / NIGHTS[0], NIGHTS[0]) / name(NIGHTS[0])).stat().st_size
     monkeypatch.setattr(nightly, "LIMIT_MIB", Bytes(size - code))
     make(tmp_path, NIGHTS[0], code=code)
-    assert ("the wheels of this night alone have more than" in capsys.readouterr().err) == bool(code)
+    assert ("the new wheels alone have more than" in capsys.readouterr().err) == bool(code)
 
 
 def test_the_limit_is_below_that_of_pages() -> None:
@@ -322,7 +322,7 @@ def relist(path: Path, old: str, new: str) -> None:
     [
         (spoil, "serves other bytes"),
         (lied_about, "not a readable wheel"),
-        (of_another, "METADATA is of evil 1.0"),
+        (of_another, "METADATA names evil 1.0"),
         (Path.unlink, "404"),
     ],
 )
@@ -406,7 +406,7 @@ def test_a_renamed_wheel(tmp_path: Path, capsys: Capture, project: str, version:
     text = metadata(version).replace("Name: mlx-cuda", f"Name: {project}")
     write_wheel(tmp_path / "dist" / name(NIGHTS[0]), version=NIGHTS[0], changes={"METADATA": text})
     assert cli.main(["nightly", str(tmp_path / "dist"), "-o", str(tmp_path / "site"), "--url", URL, "--history", "new"]) == 1
-    assert f"METADATA is of {project} {version}\n  fix: build it again" in capsys.readouterr().err
+    assert f"METADATA names {project} {version}\n  fix: build it again" in capsys.readouterr().err
 
 
 def test_where_the_site_is(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -422,7 +422,7 @@ def test_where_the_site_is(tmp_path: Path, monkeypatch: Patch) -> None:
     ("arguments", "said"),
     [
         (["--keep", "0"], "--keep 0 leaves nothing"),
-        (["-o", "."], "is there already"),
+        (["-o", "."], "exists already"),
         (["-o", "file/site"], "cannot write"),
     ],
 )

@@ -158,7 +158,7 @@ def test_the_repository_is_the_workflows_own(
     if repository is not None:
         monkeypatch.setenv("GITHUB_REPOSITORY", repository)
     assert cli.main(["origin", "7"]) == 2
-    assert "error: run 7 of which repository?\n  fix: set GITHUB_REPOSITORY to OWNER/NAME" in capsys.readouterr().err
+    assert "error: run 7 has no repository\n  fix: set GITHUB_REPOSITORY to OWNER/NAME" in capsys.readouterr().err
     assert not (gh.folder / "calls").exists()
     with pytest.raises(SystemExit):
         cli.main(["origin", "7", "--repository", "owner/name"])

@@ -130,7 +130,7 @@ def test_git_is_missing_or_silent(server: Server, monkeypatch: pytest.MonkeyPatc
     server.pin(f"a/b@{'0' * 40} # v1.0.0")
     monkeypatch.setattr(pins, "_SECONDS", 0)
     assert server.run() == 2
-    assert "git has not ended in 0 s" in capsys.readouterr().err
+    assert "git did not end within 0 s" in capsys.readouterr().err
     monkeypatch.setenv("PATH", "")
     assert server.run() == 2
     assert "error: git is not installed" in capsys.readouterr().err

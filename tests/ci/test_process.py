@@ -63,7 +63,7 @@ def test_one_that_cannot_be_run(tmp_path: Path) -> None:
 
 
 def test_one_that_does_not_end() -> None:
-    with pytest.raises(process.TookTooLong, match=r"has not ended in 0\.2 s\n  fix: run again$"):
+    with pytest.raises(process.TookTooLong, match=r"did not end within 0\.2 s\n  fix: run again$"):
         process.run(program("import time; time.sleep(60)"), timeout=0.2)
 
 

@@ -118,7 +118,8 @@ def test_another_version_than_the_checkouts(folder: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"missing is no folder\n  fix: give the folder that holds all wheels of the release$"):
+    fix = "give the folder that holds all wheels of the release"
+    with pytest.raises(EnvironmentProblem, match=rf"missing is not a directory\n  fix: {fix}$"):
         complete(tmp_path / "missing")
 
 
@@ -198,7 +199,7 @@ def test_the_manifest_holds_the_next_run_to_the_same_wheels(folder: Path) -> Non
     changed = sorted([NAME, NAME.replace("x86_64", "aarch64")])
     for name in changed:
         write_wheel(folder / name, changes={"METADATA": metadata() + "\n"})
-    what = f"which says what version {VERSION} consists of: {', '.join(changed)}\n  fix: take the very wheels that it was written for "
+    what = f"the manifest of version {VERSION}: {', '.join(changed)}\n  fix: take the very wheels that it was written for "
     with pytest.raises(CheckFailed, match=f"^the wheels are not those of {re.escape(str(path))}, {what}"):
         settle(complete(folder), path)
 
@@ -211,7 +212,7 @@ def test_a_manifest_is_held_to_its_digest(folder: Path) -> None:
         with pytest.raises(CheckFailed) as failure:
             agree(dist, path, given)
         assert str(failure.value) == f"{path} has the sha256 {digest}, expected {expected}\n  fix: give the manifest that check wrote"
-    with pytest.raises(CheckFailed, match=r"consists of: \n"):
+    with pytest.raises(CheckFailed, match=r"the manifest of version [\d.]+: \n"):
         agree(replace(dist, version=Version("1")), path)
 
 
@@ -294,7 +295,7 @@ def test_what_needs_no_toolkits() -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("check", "or a name for which MLX_CUDA_INDEX_<NAME>_UPLOAD and _SIMPLE are set in the environment; or none (default)"),
+        ("check", "also query this index: none (default), pypi, testpypi, the base URL of an index"),
         (
             "publish",
             "--index NAME pypi, testpypi, the base URL of an index (uploads go to the URL, the simple API is at simple/), or a name",

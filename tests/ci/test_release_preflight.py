@@ -128,7 +128,7 @@ def test_everything_is_told_at_once(ready: Gh, monkeypatch: pytest.MonkeyPatch) 
         "  unknown: the index cannot be read",
         "    fix: run again",
         "  pins: pyproject.toml requires mlx==9, other, but ci/matrix/matrix.toml says mlx 9.9",
-        "    fix: python -m ci bump --mlx VERSION moves both",
+        "    fix: python -m ci bump --mlx VERSION changes both",
         "  dependencies: no mlx",
         "    fix: wait",
     ]
@@ -153,7 +153,7 @@ def test_a_checkout_without_a_version(ready: Gh, monkeypatch: pytest.MonkeyPatch
     [
         (
             [VERSION],
-            f"version: {VERSION} is on pypi already, which takes no other bytes under its names\n"
+            f"version: {VERSION} is on pypi already, which accepts no other files under the same names\n"
             "    fix: if a run was interrupted over it, “Re-run failed jobs” of that run; otherwise the next number\n",
         ),
         (["0.30.0"], "owner: mlx-cuda on pypi is not ours"),

@@ -110,7 +110,7 @@ SETTINGS = "set TWINE_USERNAME and TWINE_PASSWORD, or publish from the trusted w
 @pytest.mark.parametrize(
     ("answers", "error", "said"),
     [
-        (["HTTPError: 401 No", "HTTPError: 403 No"], EnvironmentProblem, f"there does not let us upload: {{}}\n  fix: {CREDENTIALS}"),
+        (["HTTPError: 401 No", "HTTPError: 403 No"], EnvironmentProblem, f"there refuses the upload: {{}}\n  fix: {CREDENTIALS}"),
         (["HTTPError: 400 No", "HTTPError: 404 No", "HTTPError: 499 No"], CheckFailed, "there refuses {name}: {}"),
         (
             ["InvalidConfiguration", "NonInteractive: no", "CredentialError", "TrustedPublishingFailure", "InvalidDistribution: no"],
@@ -202,7 +202,7 @@ def test_a_wheel_that_changes_on_its_way(outside: Outside) -> None:
     path.write_bytes(b"damaged")
     with pytest.raises(CheckFailed) as failure:
         outside.publish()
-    assert str(failure.value) == f"{path} was changed while the release was going out\n  fix: restore it, then {RESUME}"
+    assert str(failure.value) == f"{path} was changed during the upload\n  fix: restore it, then {RESUME}"
     assert len(outside.runs) == 5
 
 
@@ -275,5 +275,5 @@ def test_the_command(
     monkeypatch.setattr(publishing, "publish", note)
     assert cli.main(["release", "publish", str(outside.dist.folder), "--index", "http://there/", *arguments]) == 0
     assert given == [((outside.dist, named("http://there/")), options)]
-    would, did = "5 of 6 wheels would be uploaded to http://there/", "is whole on http://there/: 5 of 6 wheels uploaded now"
+    would, did = "5 of 6 wheels would be uploaded to http://there/", "is complete on http://there/: 5 of 6 wheels uploaded now"
     assert capsys.readouterr().out == (f"version {VERSION}: {would}\n" if arguments else f"version {VERSION} {did}\n")

@@ -143,7 +143,7 @@ def test_a_missing_file(folder: Path, store: Path, index: Index) -> None:
     (store / name).unlink()
     (store / other).unlink()
     names = ", ".join(sorted((name, other)))
-    with pytest.raises(CheckFailed, match=f"^{index.name} and {folder / MANIFEST} have not the same files: {names}$"):
+    with pytest.raises(CheckFailed, match=f"^{index.name} and {folder / MANIFEST} list different files: {names}$"):
         verify(Version(VERSION), index, manifest_path=folder / MANIFEST, pythons=[HERE])
     with pytest.raises(CheckFailed, match="is not a complete release"):
         verify(Version(VERSION), index, pythons=[HERE])
@@ -241,7 +241,7 @@ def test_how_an_extra_is_resolved(outside: Outside, capsys: pytest.CaptureFixtur
     ("compiled", "said"),
     [
         ("", "[cu12] does not resolve on win-amd64, CPython 3.14.0t:\nno wheel"),
-        ("other==1", "uv resolves [cu12] to nothing of ours, expected the published hashes"),
+        ("other==1", "uv resolves [cu12] to nothing of this project, expected the published hashes"),
         ("mlx-cuda==1 --hash=sha256:0", "uv resolves [cu12] to mlx-cuda==1 --hash=sha256:0, expected the published hashes"),
     ],
 )

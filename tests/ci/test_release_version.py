@@ -70,7 +70,7 @@ def test_stamp(root: Path, text: str) -> None:
         (MLX, f"is not {MLX}.<n>"),
         (f"{MLX}.4.1", f"is not {MLX}.<n>"),
         ("99.1.0.1", f"is not {MLX}.<n>"),
-        ("9+a", f"is a local version, which no index takes; 9+a is not {MLX}.<n>"),
+        ("9+a", f"is a local version, which no index accepts; 9+a is not {MLX}.<n>"),
     ],
 )
 def test_versions_that_are_not_ours(root: Path, text: str, said: str) -> None:
@@ -108,7 +108,7 @@ def test_a_full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(EnvironmentProblem, match=r"No space left on device\n  fix: git restore . puts back what was there"):
+    with pytest.raises(EnvironmentProblem, match=r"No space left on device\n  fix: git restore . restores the files"):
         stamp(root, Version(f"{MLX}.4"))
     assert git(root, "diff") == ""
 

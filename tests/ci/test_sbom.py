@@ -192,7 +192,7 @@ def test_a_wheel_that_tells_nothing_of_its_build(tmp_path: Path, files: Files, s
 def test_facts_of_no_build(tmp_path: Path, files: Files, system: System, facts: bytes) -> None:
     path = write_wheel(tmp_path / NAMES[system], {**files, "mlx_cuda/_build.json": facts})
     before = path.read_bytes()
-    with pytest.raises(CheckFailed, match=f"{path.name}: no SBOM can be made of what it says: "):
+    with pytest.raises(CheckFailed, match=f"{path.name}: its contents do not make an SBOM: "):
         sbom.embed(path)
     assert path.read_bytes() == before
 
@@ -294,7 +294,7 @@ def other_hash(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda _: b"{", "is no JSON (Expecting property name"),
+        (lambda _: b"{", "is not JSON (Expecting property name"),
         (lambda _: b"[]", "has [] in the document, expected {"),
         (lambda data: data + b"\n", "is written otherwise, expected the bytes that python -m ci repair writes"),
         (changed(lambda document: document.pop("specVersion")), 'has null in /specVersion, expected "1.7"'),

@@ -405,9 +405,9 @@ def test_rows_have_one_table_and_one_verdict(wheel: Path, capfd: pytest.CaptureF
             f"the row {ELSEWHERE.name} is not for this machine's {ON_CPU.platform}\n  fix: leave",
         ),
         (["--row", "nonsense"], f"unknown row 'nonsense'\n  fix: use one of {ON_CPU.name}, {ON_HOPPER.name}"),
-        (["--row", " "], "--row names no row\n  fix: give a name; `python -m ci matrix` prints them"),
-        (["--row", ON_CPU.name, "--extra", "cpu"], "a row says which Python and extra it is\n  fix: omit --extra and --python"),
-        (["--row", ON_CPU.name, "--python", HERE], "a row says which Python and extra it is"),
+        (["--row", " "], "--row is empty\n  fix: give a name; `python -m ci matrix` prints them"),
+        (["--row", ON_CPU.name, "--extra", "cpu"], "a row determines the Python and the extra\n  fix: omit --extra and --python"),
+        (["--row", ON_CPU.name, "--python", HERE], "a row determines the Python and the extra"),
         (["--row", ON_CPU.name, "--row", ON_HOPPER.name, "--benchmark", "x.json"], "a benchmark needs a GPU"),
     ],
 )

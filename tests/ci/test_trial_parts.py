@@ -86,7 +86,7 @@ def test_an_interpreter_that_cannot_say_what_it_takes(tmp_path: Path, monkeypatc
     fresh = Fresh(tmp_path)
     monkeypatch.setattr(Fresh, "run", lambda *_, **__: subprocess.CompletedProcess([], 1, "", "no\n"))
     with pytest.raises(
-        EnvironmentProblem, match=f"^{re.escape(str(fresh.python))} does not tell its tags: no\n  fix: give another --python$"
+        EnvironmentProblem, match=f"^{re.escape(str(fresh.python))} cannot list its tags: no\n  fix: give another --python$"
     ):
         trial.tags(fresh)
 

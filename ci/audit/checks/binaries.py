@@ -21,7 +21,7 @@ from ..systems import manylinux
 from .registry import Findings, check
 
 
-@check("build it in the container of the tag, or repair it with a tag that it earns (--plat auto)")
+@check("build it in the container of the tag, or repair it with the most compatible tag that its symbols allow (--plat auto)")
 def platform_tag(wheel: Wheel, _: Policy) -> Findings:
     """Every symbol version that a binary needs is one that the tag's systems have."""
     if wheel.system == "windows":
@@ -117,7 +117,7 @@ def _built(wheel: Wheel, policy: Policy) -> Iterator[tuple[str, Binary]]:
     return ((member, each) for member, each in wheel.binaries.items() if not (each.signed and policy.copied(wheel, member)))
 
 
-@check("strip it: a build of type Release does")
+@check("strip it, as a Release build does")
 def stripped(wheel: Wheel, policy: Policy) -> Findings:
     for member, binary in _built(wheel, policy):
         if binary.debug:

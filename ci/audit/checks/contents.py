@@ -217,7 +217,7 @@ VERSION_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
 GENERATORS = ("Ninja", "Unix Makefiles")  # those that scikit-build-core chooses
 
 
-@check("see what takes space: python -m ci report; the budget is in ci/matrix/matrix.toml")
+@check("python -m ci report shows the sizes; the budget is in ci/matrix/matrix.toml")
 def size(wheel: Wheel, policy: Policy) -> Findings:
     mib = wheel.path.stat().st_size / 2**20
     if mib > policy.size_budget_mib:

@@ -70,7 +70,7 @@ def needed(wheel: Wheel, policy: Policy) -> Findings:
                 yield member, f"does not need {name}, which is declared as needed"
 
 
-@check("make the extra's requirements and the library's place in ci/matrix/matrix.toml those of the locked wheels")
+@check("change the extra's requirements and the library's directory in ci/matrix/matrix.toml to those of the locked wheels")
 def provider(wheel: Wheel, policy: Policy) -> Findings:
     """Each declared library that a module needs comes from a direct requirement of the extra, and lies where it is looked for."""
     for member, module, binary in _modules(wheel, policy):

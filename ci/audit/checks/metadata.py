@@ -33,7 +33,7 @@ def metadata(wheel: Wheel, policy: Policy) -> Findings:
         yield f"{wheel.dist_info}/METADATA", wrong
 
 
-@check("build it again; python -m ci release stamp says the version everywhere")
+@check("build it again; python -m ci release stamp writes the version into all files")
 def versions(wheel: Wheel, policy: Policy) -> Findings:
     """The file name, .dist-info, METADATA, the package and each native module spell one version; it is of the MLX that is pinned."""
     expected = str(wheel.version)

@@ -33,7 +33,7 @@ def sbom(wheel: Wheel, _: Policy) -> Findings:
     try:
         found = list(_differences(json.loads(data), json.loads(expected)))
     except (ValueError, RecursionError) as error:
-        yield member, f"is no JSON ({error}), expected the SBOM that python -m ci repair writes"
+        yield member, f"is not JSON ({error}), expected the SBOM that python -m ci repair writes"
         return
     yield from ((member, wrong) for wrong in found or ["is written otherwise, expected the bytes that python -m ci repair writes"])
 

@@ -26,5 +26,5 @@ def embed(path: Path, *, epoch: int | None = None, matrix: Matrix | None = None)
     except CiError:
         raise
     except Exception as error:  # of METADATA, _build.json or the manifest, which are only read here
-        raise CheckFailed(f"{path.name}: no SBOM can be made of what it says: {type(error).__name__}: {error}") from error
+        raise CheckFailed(f"{path.name}: its contents do not make an SBOM: {type(error).__name__}: {error}") from error
     insert(path, wheel.sbom, data, dist_info=wheel.dist_info, epoch=time)

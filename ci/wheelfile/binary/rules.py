@@ -132,7 +132,7 @@ def _loads(elf: Elf) -> Iterator[str]:
             most = f"{LARGEST_ALIGNMENT:#x}"
             yield f"{where} that is aligned to {each.align:#x}, expected a power of two from {page:#x}, as kernels have pages, to {most}"
         elif (each.address - each.offset) % each.align:
-            yield f"{where} for the address {each.address:#x}, expected both to be alike modulo {each.align:#x}: no loader takes it"
+            yield f"{where} for the address {each.address:#x}, expected both to be alike modulo {each.align:#x}: no loader accepts it"
         if each.offset + each.stored > len(elf.data):
             yield f"{where} of {each.stored:#x} bytes, expected it to end in the file of {len(elf.data):#x}: it would be killed (SIGBUS)"
         if not each.stored <= each.size <= each.stored + MOST_UNSTORED:

@@ -150,7 +150,7 @@ def versions(elf: Elf) -> Iterator[str]:
         if need.number in {0, 1}:
             yield f"needs {need.name} by the number {need.number}, expected another: these two mean no version"
         elif need.number not in asked:
-            yield f"needs {need.name} of {need.library} for no symbol, expected one that asks for it"
+            yield f"needs {need.name} of {need.library} for no symbol, expected one that uses it"
     if "VERNEEDNUM" in elf.tags and (count := len({need.library for need in elf.needs})) != elf.tags["VERNEEDNUM"]:
         yield f"has DT_VERNEEDNUM {elf.tags['VERNEEDNUM']}, expected {count}, the libraries that it has versions of"
     if len(known := {need.number for need in elf.needs}) != len(elf.needs):
