@@ -11,8 +11,8 @@ from . import console
 from .errors import ending
 from .matrix import load
 
-# The module of each command, by what a person does. Its docstring is the help, `add_arguments(parser)` adds the arguments or commands of
-# its own, and `run`, or what those set, is a function (Namespace) -> exit code.
+# The module of each command, by task. Its docstring is the help, `add_arguments(parser)` adds its arguments or commands, and `run`, or the
+# function that a command sets, is (Namespace) -> exit code.
 GROUPS = {
     "build": {
         "wheel": "wheel",
@@ -46,7 +46,7 @@ COMMANDS = {name: place for group in GROUPS.values() for name, place in group.it
 
 
 def make_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The parser of all commands, or of one, whose module alone is imported: what publishes runs next to nothing else."""
+    """The parser of all commands, or of one. Then only its module is imported, so that the job that publishes runs little other code."""
     parser = argparse.ArgumentParser(
         prog="python -m ci",
         usage="python -m ci COMMAND ...",

@@ -1,4 +1,4 @@
-"""What the commands have in common: how they speak, and options of several."""
+"""Output and options that several commands share."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def say(message: str) -> None:
-    """Tell what is going on, beside the result on stdout."""
+    """Print progress to stderr; results go to stdout."""
     print(message, file=sys.stderr, flush=True)
 
 
 def visible(text: str) -> str:
-    """Text of a stranger's, with control characters and marks that turn the text around as escapes."""
+    """Untrusted text, with control characters and bidirectional marks as escapes."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape", "backslashreplace").decode() for each in text)
 
 

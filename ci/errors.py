@@ -17,13 +17,13 @@ class CiError(Exception):
 
 
 class CheckFailed(CiError):
-    """What was examined is wrong: a bad wheel, a root that does not verify."""
+    """A check failed: a bad wheel, a root that does not verify."""
 
     exit_code = 1
 
 
 class EnvironmentProblem(CiError):
-    """The command could not do its work here; ``fix`` is the line that helps."""
+    """The command cannot run here or was used wrongly; ``fix`` says what to do."""
 
     exit_code = 2
 
@@ -37,7 +37,7 @@ class EnvironmentProblem(CiError):
 
 
 def ending(command: Callable[[], int]) -> int:
-    """The exit code of a command, which ends with one message where it fails."""
+    """Run a command and return its exit code; a failure is printed as one message."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a pipe on Windows has a code page without the lines that uv and pytest draw
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -1,4 +1,4 @@
-"""Files: TOML on every Python, and output that is there whole or not at all."""
+"""Files: TOML on every Python, and output that is written completely or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other programs: one encoding, nothing on stdin, and one sentence where they are missing or fail."""
+"""Run other programs: in UTF-8, with an empty stdin, and with a clear error if they are missing or fail."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _pinned(requirements: Sequence[str], name: str) -> str:
 
 
 def for_wheel(wheel: Wheel, *, cuda: Sequence[str] = (), arch: Sequence[str] = ()) -> Policy:
-    """The policy for this wheel. `cuda` and `arch` narrow it to what a developer's build was asked for."""
+    """The policy for this wheel. `cuda` and `arch` are the options of a developer's build."""
     from ..matrix.package_table import render
 
     matrix = load()

@@ -1,1 +1,1 @@
-"""The build itself: the build front end is started, and CMake gets from here what is declared."""
+"""The build: starts the build front end, and gives CMake the declared matrix."""

@@ -37,7 +37,7 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def selected(args: argparse.Namespace) -> list[str]:
-    """Return the CUDA versions that were asked for."""
+    """Return the CUDA versions to build for."""
     return sorted(set(args.cuda)) if args.cuda else list(matrix.load().cuda)
 
 

@@ -31,7 +31,7 @@ ACCEPT = f"{JSON}, {HTML[0]};q=0.2, {HTML[1]};q=0.01"
 PASSING = {408, 425, 429, 500, 502, 503, 504}  # what a server says that may be able to answer later
 LARGEST_PAGE, LARGEST_FILE = 64 << 20, 256 << 20
 LONGEST_PAUSE = 60.0
-UNREACHABLE = 30.0  # seconds: who has no network is told so before long
+UNREACHABLE = 30.0  # seconds, so that a missing network is reported soon
 AGAIN = "check the network and the index, then run again"
 ADDRESS = "check the address of the index, and what stands between it and this machine (a proxy, a login page)"
 

@@ -1,1 +1,1 @@
-"""What keeps the factory true: wheels by cibuildwheel in a container, builds compared, another MLX; whether the tests notice a change."""
+"""Maintenance of the factory: builds in a container, reproducible builds, updates of MLX and tools, mutation tests."""

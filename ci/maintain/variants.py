@@ -40,7 +40,7 @@ def description(labels: Iterable[str]) -> bytes:
 
 
 def requiring(metadata: bytes, extra: str) -> bytes:
-    """METADATA that requires what an extra does whether or not it is asked for; the extras stay."""
+    """METADATA whose requirements of an extra are unconditional; the extras stay."""
     head, blank, text = metadata.partition(b"\n\n")
     head, count = re.subn(rb"(?m)^(Requires-Dist: [^;\n]+?) *; extra == ['\"]%s['\"]$" % extra.encode(), rb"\1", head)
     if not count:

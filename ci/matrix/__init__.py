@@ -105,5 +105,5 @@ def host_platform() -> Platform:
 
 
 def platform(name: str | None) -> Platform:
-    """The platform that was asked for: this machine's where that is `host`, or nothing."""
+    """A platform by its name; this machine's for `host` and None."""
     return load().platform(name) if name not in {None, "host"} else host_platform()

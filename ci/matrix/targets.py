@@ -74,7 +74,7 @@ class Device:
         return (max(family, key=architecture_order),) if family else tuple(f"compute_{name}" for name in self.ptx)
 
     def narrowed(self, source: str, requested: Iterable[str]) -> Targets:
-        """What is asked for, as far as the source has code for it."""
+        """The requested targets that the source has code for."""
         declared, asked = self.declared(source), self.asked(requested)
         return Targets(*(tuple(filter(declared.holds, each)) for each in (asked.sass, asked.ptx)))
 

@@ -36,13 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pages() -> str:
-    """Where GitHub shows the site of this repository."""
+    """The address of this repository's GitHub Pages."""
     owner, name = urlsplit(address()).path.strip("/").split("/")
     return f"https://{owner}.github.io/{name}/"
 
 
 def tonight(dist: Path, folder: Path) -> list[Nightly]:
-    """Put the wheels of this night into the folder; CheckFailed where one of them is no such wheel."""
+    """Copy the new wheels into the folder; CheckFailed if one is not a nightly wheel."""
     from .wheels import examine
 
     paths = sorted(dist.glob("*.whl"))

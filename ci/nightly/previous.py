@@ -1,4 +1,4 @@
-"""The nights before, from the site as it is. Nothing there is taken on trust: names, digests and METADATA have to agree."""
+"""The wheels of earlier nights, from the published site. They are not trusted: names, digests and METADATA must agree."""
 
 from __future__ import annotations
 

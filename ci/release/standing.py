@@ -1,4 +1,4 @@
-"""What stands on an index against a release, and how findings are told."""
+"""The reasons on an index not to publish a release, and how findings are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version: what one of ours looks like, where it stands in a checkout, and how another is put there."""
+"""The version: its form, the files of a checkout that state it, and how to change it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGE = Path("python", load().module, "_version.py")
 
 
 def unfit(version: Version) -> Iterator[str]:
-    """Why this is no version of ours: `<mlx>.<n>`, as a candidate or a development version too."""
+    """Why this is not a version of this project: `<mlx>.<n>`, also as a candidate or a development version."""
     if version.local:
         yield f"{version} is a local version, which no index accepts"
     if not load().mlx:
@@ -38,7 +38,7 @@ def stated(root: Path) -> dict[Path, str]:
 
 
 def current(root: Path) -> Version:
-    """The version of a checkout; CheckFailed where its files do not agree on one of ours."""
+    """The version of a checkout; CheckFailed if its files state different or unfit ones."""
     said = stated(root)
     problems = [f"{path.as_posix()} says {text or 'nothing'}" for path, text in said.items()] if len({*said.values()}) > 1 else []
     try:

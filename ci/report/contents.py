@@ -219,7 +219,7 @@ def _ordered(sizes: Mapping[Label, int]) -> dict[Label, int]:
 
 
 def _sections(data: bytes) -> Iterator[tuple[int, int, str]]:
-    """Where in the file each section lies: offset, size and name."""
+    """The offset, size and name of each section in the file."""
     if data[:2] == b"MZ":
         import pefile
 

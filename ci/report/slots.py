@@ -1,4 +1,4 @@
-"""What the wheels of a release are for, told by their file names alone."""
+"""The platform and Python of each wheel of a release, by its file name."""
 
 from __future__ import annotations
 

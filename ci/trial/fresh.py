@@ -21,7 +21,7 @@ from ..matrix import load
 from ..toolkit import uv
 from . import variables
 
-# What uv says when the fault lies with what is to be installed, and not with this machine or its network.
+# uv's messages if the requirements are at fault, not this machine or its network.
 _AT_FAULT = re.compile(
     r"No solution found|Hash mismatch|incompatible with the current platform|Building source distributions .*is disabled"
 )
@@ -61,7 +61,7 @@ class Fresh:
         return self.run("-c", _VERSION).stdout.strip()
 
     def install(self, *requirements: str, options: Sequence[str] = ()) -> None:
-        """Install wheels of what is asked for, from the index that uv uses; ``options`` go to ``uv pip install`` as they are.
+        """Install requirements as wheels, from the index that uv uses; ``options`` are passed to ``uv pip install``.
 
         CheckFailed where the requirements cannot be met or a file is damaged, EnvironmentProblem where it is this machine or its network.
         """

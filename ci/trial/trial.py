@@ -80,7 +80,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Case:
-    """What the wheel is tried with: a row of the matrix, or what was asked for."""
+    """One test of the wheel: a row of the matrix, or the options of the command line."""
 
     extra: str
     on_gpu: bool

@@ -45,7 +45,7 @@ class Wheel:
 
     @cached_property
     def binaries(self) -> dict[str, Binary]:
-        """Every ELF and PE file that can be read, told by its contents and not by its name."""
+        """Every ELF and PE file that can be read, recognized by its contents, not by its name."""
         return {name: each for name, each in self._parsed.items() if isinstance(each, Binary)}
 
     @cached_property
@@ -60,7 +60,7 @@ class Wheel:
 
     @property
     def fatbins(self) -> dict[str, bytes]:
-        """The files of device code by the names of their sources, told by their own."""
+        """The files of device code, by the names of their sources."""
         names = sorted(name for name in self.members if name.startswith(DEVICE) and name.endswith(".fatbin"))
         return {name.removeprefix(DEVICE).removesuffix(".fatbin"): self.members[name] for name in names}
 

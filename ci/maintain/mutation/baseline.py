@@ -22,7 +22,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cach
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a run without a mutant has told."""
+    """The results of a run without a mutant."""
 
     seconds: dict[str, float]  # by test
     lines: dict[str, dict[int, set[str]]]  # by file and line, the tests that run it
