@@ -31,7 +31,7 @@ def unfit(version: Version) -> Iterator[str]:
 
 
 def stated(root: Path) -> dict[Path, str]:
-    """What each file says that the version is; "" where it says nothing."""
+    """The version that each file states; "" if it states none."""
     project = tomllib.loads((root / PROJECT).read_text("utf-8"))["project"]
     package = re.search(r'^__version__ = "([^"]*)"$', (root / PACKAGE).read_text("utf-8"), re.MULTILINE)
     return {PROJECT: str(project.get("version", "")), PACKAGE: package[1] if package else ""}
@@ -51,9 +51,9 @@ def current(root: Path) -> Version:
 
 
 def development(root: Path) -> Version:
-    """The version of what lies between releases: of the next one, before all else, ordered by the commits' times.
+    """The version of a commit between releases: the next release's, as a development version with the time of the commit.
 
-    The same commit always gives the same: a tag that was made from it, or later, does not count.
+    The same commit always gives the same version: tags of this commit or of later ones do not count.
     """
     if _git(root, "rev-parse", "--is-shallow-repository") == "true":
         raise EnvironmentProblem("this clone is shallow: it may lack tags", fix="git fetch --unshallow --tags (in CI: fetch-depth: 0)")
@@ -65,7 +65,7 @@ def development(root: Path) -> Version:
 
 
 def stamp(root: Path, version: Version) -> None:
-    """Write the version wherever it stands; nothing is written where it does not fit."""
+    """Write the version into all files; nothing is written if it does not fit."""
     if problems := [*unfit(version)]:
         raise CheckFailed("; ".join(problems))
     before = stated(root)
