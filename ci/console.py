@@ -71,6 +71,13 @@ def add_command(
     return parser
 
 
+class Architectures(argparse.Action):
+    """The names of GPUs, separated by spaces or commas."""
+
+    def __call__(self, _: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, __: str | None = None) -> None:
+        setattr(namespace, self.dest, [name for value in values for name in value.replace(";", ",").split(",") if name])
+
+
 def add_platform(parser: argparse.ArgumentParser, what: str = "the platform") -> None:
     parser.add_argument("--platform", metavar="PLATFORM", help=f"{what}: {', '.join(load().platforms)} (default: this machine's)")
 

@@ -28,9 +28,10 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--arch",
+        action=console.Architectures,
         nargs="+",
         default=["declared"],
-        help="GPUs: compute capabilities such as 80 90, compute_80 for PTX, 'native' for this machine's GPU, or 'declared' for those of "
+        help="GPUs: compute capabilities such as 80,90, compute_80 for PTX, 'native' for this machine's GPU, or 'declared' for those of "
         "ci/matrix/matrix.toml (default)",
     )
     console.add_platform(parser, "build for another platform, with the cross compiler of cmake/toolchains/")

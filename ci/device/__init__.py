@@ -21,6 +21,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import console
 from ..errors import EnvironmentProblem
 from ..files import write_changed
 from ..toolkit.roots import PREBUILT
@@ -50,8 +51,8 @@ def make(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    arch = "GPUs: compute capabilities such as 80 90, compute_80 for PTX, 'native', or 'declared' (default)"
-    add("--arch", nargs="+", default=["declared"], help=arch)
+    arch = "GPUs: compute capabilities such as 80,90, compute_80 for PTX, 'native', or 'declared' (default)"
+    add("--arch", action=console.Architectures, nargs="+", default=["declared"], help=arch)
     add("--source", nargs="+", default=(), metavar="NAME", help="only these sources, such as flash, to test that they compile")
     add("-o", "--output", type=Path, default=Path("build/device"), help="output directory (default: %(default)s)")
     add("--header", type=Path, help="also write a C++ header with the manifest's digest")

@@ -181,6 +181,13 @@ def test_finished_device_code_needs_no_compilers(stages: Stages, tmp_path: Path,
     assert stages.asked["roots"] == {HOST.name: list(matrix.load().cuda["13.0"].roots)}
 
 
+@pytest.mark.usefixtures("described")
+@pytest.mark.parametrize("arguments", [["90", "80"], ["90,80"], ["90,", "80"]], ids=" ".join)
+def test_architectures_are_separated_as_the_audit_has_them(stages: Stages, tmp_path: Path, arguments: list[str]) -> None:
+    assert cli.main(["wheel", "--json", "--arch", *arguments, "-o", str(tmp_path)]) == 0
+    assert stages.asked["audit"]["arch"] == ["90", "80"]
+
+
 @pytest.mark.parametrize("command", ["build", "wheel"])
 def test_unknown_architectures_are_found_out_first(
     front_end: FakeBuild, stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
