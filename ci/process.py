@@ -16,11 +16,11 @@ _STDERR = 2
 
 
 class TookTooLong(EnvironmentProblem):
-    """A program did not end in the time that it had."""
+    """A program did not end within its time limit."""
 
 
 def run(command: Sequence[str | Path], *, fix: str | None = None, show: bool = False, **options: Any) -> CompletedProcess[str]:
-    """What came of a program, whatever its exit code; with `show` it has spoken on stderr. Options are `subprocess.run`'s."""
+    """Run a program and return its result, whatever its exit code; `show`: its output goes to stderr. Options are `subprocess.run`'s."""
     name, *arguments = map(str, command)
     streams = {"stdout": _STDERR if show else subprocess.PIPE, "stderr": None if show else subprocess.PIPE}
     streams |= {} if "input" in options else {"stdin": subprocess.DEVNULL}
@@ -35,7 +35,7 @@ def run(command: Sequence[str | Path], *, fix: str | None = None, show: bool = F
 
 
 def output(command: Sequence[str | Path], *, fix: str, said: str = "", missing: str | None = None, **options: Any) -> str:
-    """What a program prints. Where it fails that is an EnvironmentProblem with its first line, after `said` or its name."""
+    """Return the output of a program. If it fails, raise an EnvironmentProblem with its first line, after `said` or its name."""
     done = run(command, fix=missing, **options)
     if done.returncode:
         words = (done.stderr or done.stdout or f"exit code {done.returncode}").strip()
@@ -44,11 +44,11 @@ def output(command: Sequence[str | Path], *, fix: str, said: str = "", missing: 
 
 
 def shown(command: Sequence[str | Path]) -> str:
-    """A command as this system's shell reads it, for a message: paths may have spaces and dollar signs."""
+    """Return a command that can be copied into this system's shell: paths may have spaces and dollar signs."""
     words = [str(word) for word in command]
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 def git(*words: str, **options: Any) -> str:
-    """What git prints."""
+    """Return the output of git."""
     return output(["git", *words], **options)

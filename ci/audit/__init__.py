@@ -42,7 +42,7 @@ class Violation:
 
     @property
     def unseen(self) -> bool:
-        """Whether nothing was found: the check could not look, for want of a toolkit root for one."""
+        """Whether the check could not run, for example because a toolkit root is missing."""
         return self.message.startswith(CANNOT_LOOK)
 
     def __str__(self) -> str:

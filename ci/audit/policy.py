@@ -1,4 +1,4 @@
-"""What a wheel must be, derived from ``ci/matrix/matrix.toml`` and ``pyproject.toml``."""
+"""The declared contents of a wheel, from ``ci/matrix/matrix.toml`` and ``pyproject.toml``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Policy:
     device_root: str  # of its compilers
 
     def copied(self, wheel: Wheel, member: str) -> bool:
-        """Whether it is one that repair copies in, by its name."""
+        """Whether its name is that of a library that repair copies into the wheel."""
         return fnmatch(wheel.key(member), self.bundled) and member.count("/") == self.bundled.count("/")
 
     def module(self, member: str) -> Module | None:

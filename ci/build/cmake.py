@@ -1,4 +1,4 @@
-"""What the CMake build needs of the matrix and the toolkit roots, written as a CMake file.
+"""Write what the CMake build needs of the matrix and the toolkit roots, as a CMake file.
 
 ``python -m ci.build.cmake --output matrix.cmake --platform host --cuda 12.8 13.0`` is called by ``cmake/Toolkit.cmake``
 in the isolated environment of any build front end, so it imports no more than ``tomli`` and ``platformdirs``.

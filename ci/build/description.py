@@ -1,4 +1,4 @@
-"""What an index page shows: the README, with links that lead somewhere from there too, and the project's addresses.
+"""The project's description on an index: the README, with absolute links, and the project's addresses.
 
 scikit-build-core asks for it while it makes METADATA (pyproject.toml: tool.dynamic-metadata). It is the same on every platform: it comes
 from the README, the version and the repository's address alone.

@@ -32,7 +32,7 @@ from .build import build
 def make(
     output: Path, requested: Sequence[str], *, only: Sequence[str] = (), header: Path | None = None, depfile: Path | None = None
 ) -> manifest.Manifest:
-    """Put the device code of the working tree into ``output``: compiled, or taken from the folder that ``PREBUILT`` names."""
+    """Write the device code of the working tree into ``output``: compiled, or copied from the folder that ``PREBUILT`` names."""
     sources = plan.sources(requested)
     if unknown := {*only} - {each.name for each in sources}:
         known = ", ".join(each.name for each in sources)

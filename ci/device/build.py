@@ -103,7 +103,7 @@ def end_workers() -> None:
 
 
 def build(sources: Sequence[plan.Source], output: Path, store: Store) -> manifest.Manifest:
-    """Put the fatbins and their manifest into ``output``, compiling only what the store lacks."""
+    """Write the fatbins and their manifest into ``output``. Only what the store lacks is compiled."""
     fatbins = {source.name: data for source in sources if (data := store.get(source.fatbin_key)) is not None}
     if lacking := [source for source in sources if source.name not in fatbins]:
         if todo := [step for source in lacking for step in steps(source) if store.get(step.key) is None]:  # else another build was faster
@@ -163,7 +163,7 @@ def compile_all(todo: Sequence[Step], store: Store) -> None:
 
 
 def parallel() -> int:
-    """How many compilers at once: as CMAKE_BUILD_PARALLEL_LEVEL says, else one for each core."""
+    """Return the number of parallel compilers: CMAKE_BUILD_PARALLEL_LEVEL, or one for each core."""
     asked = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     jobs = int(asked) if asked.isdecimal() and int(asked) > 0 else cores

@@ -40,7 +40,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """What a native module knows its device code by."""
+        """The SHA-256 that a native module contains."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
@@ -62,7 +62,7 @@ def inputs(sources: Sequence[plan.Source]) -> str:
 
 
 def write(output: Path, sources: Sequence[plan.Source], fatbins: Mapping[str, bytes]) -> Manifest:
-    """Make the folder hold these fatbins and no others, each whole or not at all."""
+    """Write these fatbins into the folder, each completely or not at all, and remove all others."""
     output.mkdir(parents=True, exist_ok=True)
     told = {
         source.name: Fatbin(hashlib.sha256(data).hexdigest(), len(data), source.targets.sass, source.targets.ptx)

@@ -1,4 +1,4 @@
-"""What an index answers: queried again for minutes while it fails, and never misread.
+"""Query an index. Failing queries are repeated for minutes, and unclear answers are errors.
 
 requests queries, and pypi-simple reads the pages. Decided here is which answers are a page of the simple API (PEP 503, 691), which of the
 others may pass, and how long that is waited for: a login page that says 200 is no free name, and a restart is no reason to give up.
@@ -37,7 +37,7 @@ ADDRESS = "check the address of the index, and what stands between it and this m
 
 
 class _Passing(Exception):
-    """What may soon be over. `after`: the seconds that the server requests; `patience`: the longest time to query it."""
+    """A temporary error. `after`: the seconds that the server requests to wait; `patience`: the longest time to repeat the query."""
 
     def __init__(self, why: str, *, after: float = 0, patience: float = float("inf")) -> None:
         super().__init__(why)
@@ -183,7 +183,7 @@ def _pass_redirect(response: requests.Response, **_: object) -> None:
 
 
 def _line(text: object) -> str:
-    """What a stranger says, in one line that is not too long."""
+    """Return untrusted text in one line of limited length."""
     return visible(" ".join(str(text).split()))[:300]
 
 

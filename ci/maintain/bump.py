@@ -61,7 +61,7 @@ def pinned(root: Path) -> tuple[str, list[str]]:
 
 
 def plan(root: Path, mlx: str, resolve: Resolve, relock: Relock) -> Bump:
-    """What has to change in a working tree for it to build for this MLX; nothing is written."""
+    """Return the new texts of the files that must change to build for this MLX; nothing is written."""
     import tomlkit
 
     old, packages = pinned(root)

@@ -40,7 +40,7 @@ def differences(first: Path, second: Path) -> list[Difference]:
 
 
 def _members(path: Path) -> dict[str, str]:
-    """What the archive says of each member, and what is in it."""
+    """Return a description of each member, from the archive and from its contents."""
     with zipfile.ZipFile(path) as archive:
         return {
             entry.filename: f"{_described(archive.read(entry))}, {stat.filemode(entry.external_attr >> 16)}, "

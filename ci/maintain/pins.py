@@ -34,7 +34,7 @@ class Pin:
 
 
 def pins(texts: Iterable[tuple[str, str]]) -> list[Pin]:
-    """What workflows, each with its name, pin; CheckFailed where an action has no commit, or no version beside it."""
+    """Return the pins of workflows, given by name and text; CheckFailed if an action has no commit or no version in a comment."""
     found, problems = set[Pin](), list[str]()
     for name, text in texts:
         for line in _USES.finditer(text):
@@ -63,7 +63,7 @@ def tags(repository: str, server: str) -> dict[str, str]:
 
 
 def wrong(pin: Pin, known: dict[str, str]) -> str | None:
-    """What is wrong with a pin, by the tags of its repository; None if nothing is."""
+    """Return the fault of a pin, by the tags of its repository, or None."""
     if known.get(pin.tag) == pin.commit:
         return None
     here = sorted(tag for tag, commit in known.items() if commit == pin.commit)

@@ -57,7 +57,7 @@ class Kernel:
         return self.threads // 32 * -(-self.registers * 32 // UNIT) * UNIT
 
     def beyond(self, capability: dict[str, Any]) -> Iterator[str]:
-        """What it needs and a multiprocessor does not have."""
+        """Yield the resources that it needs and a multiprocessor lacks."""
         if self.registers > MOST_REGISTERS:
             yield f"{self.registers} registers a thread of {MOST_REGISTERS}"
         if self.shared > MOST_SHARED + SYSTEMS:
@@ -77,7 +77,7 @@ def capabilities() -> tuple[dict[str, Any], ...]:
 
 
 def launch_bounds(ptx: str) -> dict[str, tuple[int, int]]:
-    """Of each kernel: the most threads of a block, and the fewest blocks of a multiprocessor."""
+    """Return for each kernel the most threads of a block, and the fewest blocks of a multiprocessor."""
     found = {name: dict(BOUNDS.findall(directives)) for name, directives in ENTRY.findall(ptx)}
     return {name: (int(own.get("maxntid", MOST_THREADS)), int(own.get("minnctapersm", 1))) for name, own in found.items()}
 

@@ -1,4 +1,4 @@
-"""What the driver reports about this machine's GPUs, queried without any package."""
+"""This machine's GPUs, queried from the driver without any package."""
 
 from __future__ import annotations
 

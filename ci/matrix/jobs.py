@@ -25,7 +25,7 @@ _RUNNERS = (
 
 
 def platforms(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Of each platform, its runner and its rows without a GPU."""
+    """Return the runner of each platform, and its rows without a GPU."""
     found = []
     for name in names:
         rows = [{"name": row.name, "python": row.python} for row in matrix.load().tests if row.platform == name and not row.gpu]
@@ -34,7 +34,7 @@ def platforms(names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def gpus(runners: str) -> list[dict[str, Any]]:
-    """Of each platform's GPU families with a runner: the runner's label, and the rows for `ci try --row`, which brings their Pythons."""
+    """Return the runner's label and the rows, for `ci try --row`, of each platform's GPU families that have a runner."""
     kinds: dict[tuple[str, str], list[str]] = {}
     for row in matrix.load().tests:
         if row.gpu:

@@ -1,4 +1,4 @@
-"""What ``matrix.toml`` declares, except for device code, as frozen dataclasses."""
+"""The contents of ``matrix.toml``, except device code, as frozen dataclasses."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def capability(architecture: str) -> int:
 
 @dataclass(frozen=True)
 class Targets:
-    """What a source is compiled for: SASS, such as 80 and 90a, and PTX."""
+    """The targets of a source: SASS, such as 80 and 90a, and PTX."""
 
     sass: tuple[str, ...]
     ptx: tuple[str, ...]
@@ -63,7 +63,7 @@ class Device:
         return _ascending(each for targets in (self.default, *dict(self.special).values()) for each in targets.ptx)
 
     def asked(self, requested: Iterable[str]) -> Targets:
-        """What names mean: a number alone is what is declared for it, so 90 is 90a; compute_80 is PTX. ValueError for no such name."""
+        """Return the targets of names: a number is the declared architecture, so 90 is 90a; compute_80 is PTX. ValueError for other names."""
         names = {str(capability(name)): name for name in self.sass}
         asked = [name.partition("_")[::2] if name.startswith("compute_") else ("", names.get(name, name)) for name in requested]
         return Targets(*(_ascending(name for kind, name in asked if kind == wanted) for wanted in ("", "compute")))

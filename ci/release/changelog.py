@@ -64,7 +64,7 @@ def _heading(line: str) -> Entry | None:
 
 
 def entry(version: Version, text: str) -> Entry:
-    """What there is to say of a version; CheckFailed where that is nothing.
+    """Return the entry of a version; CheckFailed if there is none.
 
     Before a release its entry needs no date, and what is unreleased stands for one that is not there.
     """

@@ -1,4 +1,4 @@
-"""Whether what a release requires can be had.
+"""Whether the requirements of a release are available.
 
 A release whose sibling is not published yet cannot be installed by anybody, and no look at the wheels shows it.
 """
@@ -23,7 +23,7 @@ from .standing import finding
 
 
 def of_wheel(metadata: Message) -> dict[str, list[Requirement]]:
-    """What each extra requires, with what is always installed."""
+    """Return the requirements of each extra, with those that are always installed."""
     requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
     return {
         extra: [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": extra})]
@@ -32,7 +32,7 @@ def of_wheel(metadata: Message) -> dict[str, list[Requirement]]:
 
 
 def dependencies(extras: Mapping[str, Sequence[Requirement]], python: str) -> Iterator[Violation]:
-    """What each extra requires can be had as wheels, on each platform, from the index that this machine's uv uses."""
+    """Check that the requirements of each extra have wheels for each platform on the index that this machine's uv uses."""
     for extra, wanted in extras.items():
         lines = "".join(f"{each.name}{each.specifier}\n" for each in wanted)
         for platform in load().platforms.values() if wanted else ():
@@ -50,7 +50,7 @@ def oldest_python(requires_python: str) -> str:
 
 
 def resolve(platform: Platform, folder: Path, *arguments: str, lines: str | None = None) -> str:
-    """What uv resolves for a platform; CheckFailed where there is no solution."""
+    """Return what uv resolves for a platform; CheckFailed if there is no solution."""
     command = [uv.executable(), "pip", "compile", "--quiet", "--no-build", "--python-platform", platform.uv, *arguments]
     done = process.run(command, cwd=folder, input=lines)
     if done.returncode and "No solution found" not in done.stderr:

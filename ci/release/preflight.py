@@ -54,7 +54,7 @@ def preflight(index: Index | None, *, tag: str | None) -> Version:
 
 
 def _tried(part: Callable[[], Iterator[Violation]]) -> Iterator[Violation]:
-    """What a part finds; one that cannot do its work here keeps no other from it."""
+    """Return the findings of a part; if it cannot run here, the other parts still run."""
     try:
         yield from part()
     except EnvironmentProblem as problem:

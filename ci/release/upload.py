@@ -30,7 +30,7 @@ _SETTINGS = re.compile(r"InvalidConfiguration|NonInteractive|Credential|TrustedP
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds an upload in time and requests. twine sends a file up to five times where the answer is 5xx."""
+    """Limits of an upload. twine itself sends a file up to five times if the answer is 5xx."""
 
     attempts: int = 6  # runs of twine for one file: with the pauses two and a half minutes, for an index that restarts
     file: float = 1800  # seconds after which no further attempt begins
@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an upload has to do, decided from the bytes that the index has."""
+    """The wheels that the index has and lacks, by their bytes."""
 
     present: tuple[Entry, ...]  # on the index, byte-identical
     missing: tuple[Entry, ...]  # in the order in which they go
@@ -66,7 +66,7 @@ def plan(dist: Dist, files: Sequence[Remote]) -> Plan:
 
 
 def sign(paths: Sequence[Path]) -> None:
-    """Leave an attestation (PEP 740) beside every file that has none, signed with the identity of the workflow that this runs in."""
+    """Write an attestation (PEP 740) beside every file that has none, signed with the identity of this workflow run."""
     from id import AmbientCredentialError, detect_credential
 
     attestations = [path.with_name(path.name + ATTESTATION) for path in paths]
@@ -129,7 +129,7 @@ def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tupl
 
 
 def _shown(dist: Dist, entry: Entry, index: Index, seconds: float) -> bool:
-    """Whether the index has the file, querying until it shows or the time is over; CheckFailed if it has other bytes."""
+    """Whether the index has the file. Queries until it shows or the time is over; CheckFailed if the index has other bytes."""
     deadline, pause = time.monotonic() + seconds, 0.25
     while entry not in plan(dist, index.files(load().name)).present:
         if time.monotonic() + pause > deadline:
@@ -140,7 +140,7 @@ def _shown(dist: Dist, entry: Entry, index: Index, seconds: float) -> bool:
 
 
 def _give_up_if_refused(entry: Entry, index: Index, said: str) -> None:
-    """What the index refuses it will refuse again; only 5xx, silence and a broken connection are worth another attempt."""
+    """Raise if the index refused the file: only 5xx, timeouts and broken connections are tried again."""
     refused = re.search(r"HTTPError: (4\d\d)\b", said)
     if refused and refused[1] in {"401", "403"}:
         raise EnvironmentProblem(f"{index.name} refuses the upload: {said}", fix=f"check the credentials, then {RESUME}")

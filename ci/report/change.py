@@ -1,4 +1,4 @@
-"""What is different from another set of wheels: sizes, libraries, requirements."""
+"""The differences from another set of wheels: sizes, libraries, requirements."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _parts(contents: Contents) -> dict[tuple[str, str], int]:
 
 
 def _statements(contents: Contents) -> Iterator[str]:
-    """What a wheel requires, one line each."""
+    """Return the requirements of a wheel, one line each."""
     for module in contents.modules:
         yield f"{module.name} for {contents.slot.platform}"
         if module.facts:

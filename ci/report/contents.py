@@ -1,4 +1,4 @@
-"""What each byte of a wheel belongs to: its members, the device code of each architecture, and the host's code in each native binary."""
+"""The use of each byte of a wheel: its members, the device code of each architecture, and the host code in each native binary."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KINDS: Mapping[str, str] = {
 
 
 class Label(NamedTuple):
-    """What some bytes are: the kind, one of KINDS, decides the colour, the name is read."""
+    """The use of some bytes: the kind, one of KINDS, decides the color; the name is shown."""
 
     kind: str
     name: str  # "sm_90", "compute_80", "host code"

@@ -53,7 +53,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Served:
-    """What a GPU runs of the code of some fatbins."""
+    """The code of some fatbins that a GPU runs."""
 
     kind: str  # sass: as it is; ptx: compiled by its driver on first use
     name: str  # sm_80

@@ -47,7 +47,7 @@ class Judged:
     budget: int  # bytes
 
     def directories(self, module: Code) -> list[str]:
-        """Where the libraries of a module lie that the system does not find."""
+        """The directories of a module's libraries that the system does not find."""
         return list(dict.fromkeys(use.supplier.directory for use in self.uses if use.supplier.directory and module.name in use.modules))
 
     @property

@@ -28,7 +28,7 @@ from . import layout, lock, manifest, roots, uv
 
 @dataclass(frozen=True)
 class Installed:
-    """What installing a root did. ``wheel_bytes`` is what was unpacked: fetched too, as far as uv's own cache did not hold it."""
+    """The result of installing a root. ``wheel_bytes`` is the size of the unpacked wheels, which uv downloaded or had in its cache."""
 
     root: str
     platform: str

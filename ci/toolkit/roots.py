@@ -1,4 +1,4 @@
-"""Where the roots are, which are declared, and whether one is complete."""
+"""The declared roots, their directories, and whether one is complete."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _NAMED = 5  # failed tests that the verdict names; pytest has shown them all
 
 @dataclass(frozen=True)
 class Tests:
-    """What pytest counted in one folder of tests."""
+    """The results of one folder of tests."""
 
     passed: int
     skipped: int
@@ -56,7 +56,7 @@ class Tests:
 
 @dataclass
 class Outcome:
-    """What came of the wheel on one Python, as far as it got."""
+    """The results of a wheel on one Python."""
 
     row: str
     python: str
@@ -154,7 +154,7 @@ class Trial:
                 outcome.problems.append(f"tests/{suite}: pytest ended with exit code {done.returncode} after {tests.passed} passed tests")
 
     def _check_origin(self, fresh: Fresh, outcome: Outcome) -> None:
-        """Whatever the tests import comes from this environment, and is what the wheel's name says."""
+        """Check that the tests import the package from this environment, in the version of the wheel's name."""
         done = fresh.run("-W", "ignore", "-c", _ORIGIN, cwd=self.work)
         if done.returncode:
             raise CheckFailed(f"it cannot be imported:\n{done.stderr.strip()}")
@@ -185,7 +185,7 @@ def _needs(fresh: Fresh) -> Path:
 
 
 def tags(fresh: Fresh) -> list[Tag]:
-    """What the environment's Python takes, best first: queried from itself, with this interpreter's packaging."""
+    """Return the tags that the environment's Python accepts, best first. It lists them itself, with this interpreter's packaging."""
     done = fresh.run("-c", _TAGS, env={"PYTHONPATH": str(Path(packaging.__file__).parent.parent)})
     if done.returncode:
         raise EnvironmentProblem(f"{fresh.python} cannot list its tags: {done.stderr.strip()}", fix="give another --python")
@@ -266,7 +266,7 @@ def declared(names: Sequence[str]) -> list[Case]:
 
 
 def asked(args: argparse.Namespace) -> list[Case]:
-    """What the other options say."""
+    """Return the test that the other options describe."""
     fitting = gpu.extra()
     extra = fitting if args.extra in {None, "auto"} else args.extra
     on_gpu = load().cpu.extra not in {fitting, extra}

@@ -25,7 +25,7 @@ Kind = Literal["package", "inside", "driver", "system", "nobody"]
 
 @dataclass(frozen=True)
 class Supplier:
-    """Who supplies a library that a binary needs."""
+    """The supplier of a library that a binary needs."""
 
     kind: Kind
     name: str
