@@ -63,7 +63,7 @@ class Device:
         return _ascending(each for targets in (self.default, *dict(self.special).values()) for each in targets.ptx)
 
     def asked(self, requested: Iterable[str]) -> Targets:
-        """Return the targets of names: a number is the declared architecture, so 90 is 90a; compute_80 is PTX. ValueError for other names."""
+        """Return the targets of names: a number is the declared architecture, so 90 is 90a; compute_80 is PTX. ValueError for others."""
         names = {str(capability(name)): name for name in self.sass}
         asked = [name.partition("_")[::2] if name.startswith("compute_") else ("", names.get(name, name)) for name in requested]
         return Targets(*(_ascending(name for kind, name in asked if kind == wanted) for wanted in ("", "compute")))
