@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import mlx.core as mx
 
-from .._common.arrays import StreamOrDevice, check_array, dtype_name, require_arrays, resolve, shape_text
-from .._common.choice import OLDEST_GPU, Choice, native_elementwise
+from .._common.arrays import StreamOrDevice, check_array, require_arrays, resolve, shape_text
+from .._common.choice import OLDEST_GPU, Choice, dtype_name, native_elementwise
 from .._common.errors import WrongType, WrongValue
 from .._loader import native
 from .._matmul.formats import Format, weights
 from .._operation import operation
 from .attention import RESULTS, AnyAttentionCall, case_of, run, spread
 from .composed import raised
-from .options import Keywords, Options, Window, attention_dtype, check_mask, check_vector, checked
+from .options import Keywords, Options, Window, attention_dtype, checked
 from .paged import in_order
 from .rules import choose_quantized_attention, equal_choice
 
@@ -160,10 +160,10 @@ def quantized_attention(
 @operation(RESULTS, k=2, k_scales=2, k_biases=2, v=2, v_scales=2, v_biases=2)
 def attend(
     q: mx.array, k: mx.array, k_scales: mx.array, v: mx.array, v_scales: mx.array, *, k_biases: mx.array | None,
-    v_biases: mx.array | None, group_size: int | None = None, bits: int | None = None, mode: str = "affine",
-    mask: str | mx.array | None = None, window_size: Window = None, lengths: mx.array | None = None,
-    left_padding: mx.array | None = None, block_table: mx.array | None = None, force_fused: bool = False, stream: StreamOrDevice = None,
-    **options: Any,
+    v_biases: mx.array | None, group_size: int | None = None, bits: int | None = None, mode: str = "affine", scale: float | None = None,
+    mask: str | mx.array | None = None, window_size: Window = None, softcap: float | None = None, sinks: mx.array | None = None,
+    lengths: mx.array | None = None, left_padding: mx.array | None = None, block_table: mx.array | None = None, return_lse: bool = False,
+    force_fused: bool = False, stream: StreamOrDevice = None,
 ) -> QuantizedAttentionCall:  # fmt: skip
     """:func:`quantized_attention` with the parts of keys and values as separate arguments."""
     operation = "quantized_attention"
@@ -172,8 +172,6 @@ def attend(
         require_arrays(operation, q=q)
         keys, form, k_shape = _packed("k", (k, k_scales, k_biases), group_size, bits, mode)
         values, _, v_shape = _packed("v", (v, v_scales, v_biases), group_size, bits, mode)
-        if mask is not None and not isinstance(mask, mx.array) and (not isinstance(mask, str) or mask != "causal"):
-            raise WrongValue(f"[{operation}] mask must be None, 'causal' or an array, got {mask!r}.")
         table = None
         if block_table is not None:
             if lengths is None or isinstance(mask, mx.array) or left_padding is not None:
@@ -182,24 +180,22 @@ def attend(
             if block_table.ndim != 2 or k_shape[2] == 0:
                 found = shape_text(block_table.shape, k_shape)
                 raise WrongValue(f"[{operation}] block_table must be [B, n] of pages with keys, got {found}.")
-            table, mask = check_array(operation, "block_table", block_table, (q.shape[0], block_table.shape[1]), mx.int32), "causal"
+            table = check_array(operation, "block_table", block_table, (q.shape[0], block_table.shape[1]), mx.int32)
+            mask = "causal" if mask is None else mask
             k_shape, v_shape = ((q.shape[0], of[1], table.shape[1] * of[2], of[3]) for of in (k_shape, v_shape))
         attention_dtype(operation, q.shape, k_shape, v_shape, q.dtype)
-        batch, heads, q_len, _ = q.shape
-        q, common = checked(operation, q, k_shape[2], mask=mask, window_size=window_size, **options)
-        own = common._replace(
-            mask=check_mask(mask, (batch, heads, q_len, k_shape[2]), q.dtype) if isinstance(mask, mx.array) else None,
-            starts=check_vector(operation, "left_padding", left_padding, batch, mx.int32),
-            ends=check_vector(operation, "lengths", lengths, batch, mx.int32),
-        )
+        q, options = checked(
+            operation, q, k_shape[2], scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks, lengths=lengths,
+            left_padding=left_padding, return_lse=return_lse,
+        )  # fmt: skip
         engine = native.engine(on)
         if isinstance(engine, str):
             choice = Choice("fallback", engine)
         else:
             same = k_biases is None or all(part.dtype == q.dtype for of in (keys, values) for part in of[1:] if part is not None)
-            case = case_of(q, v, (q_len, k_shape[2]), own, engine, batch)._replace(v_head_dim=v_shape[3])
+            case = case_of(q, v, (q.shape[2], k_shape[2]), options, engine, q.shape[0])._replace(v_head_dim=v_shape[3])
             choice = choose_quantized_attention(case, form, page_size=0 if table is None else k.shape[2], same_dtype=same)
-        return QuantizedAttentionCall(own, choice, on, force_fused, q, keys, values, form, table, k_shape[2], window_size)
+        return QuantizedAttentionCall(options, choice, on, force_fused, q, keys, values, form, table, k_shape[2], window_size)
 
 
 def prepare(q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...], **options: Any) -> QuantizedAttentionCall:
