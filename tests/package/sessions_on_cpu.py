@@ -290,6 +290,11 @@ def replayed(decoding: Decoding, model: Model) -> Callable[[mx.array, list[Any]]
     return call
 
 
+def both_calls(decoding: Decoding, model: Model) -> tuple[Callable[[mx.array, list[Any]], mx.array], ...]:
+    """The model's call as it is, and through captured steps."""
+    return lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)
+
+
 def of_three(call: Callable[..., mx.array], model: Any, tokens: mx.array) -> tuple[list[Any], list[mx.array]]:
     """A batch of three that has taken four steps, and their logits."""
     cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
@@ -309,6 +314,10 @@ def joined(call: Callable[..., mx.array], model: Any, tokens: mx.array) -> tuple
 
 def close(one: mx.array, other: mx.array) -> bool:
     return bool(np.allclose(np.array(one), np.array(other), atol=1e-4, rtol=1e-3))
+
+
+def all_close(some: list[mx.array], others: list[mx.array]) -> bool:
+    return all(close(*both) for both in zip(some, others, strict=True))
 
 
 def words(count: int) -> mx.array:

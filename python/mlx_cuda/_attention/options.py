@@ -26,13 +26,18 @@ class Keywords(TypedDict, total=False):
     stream: StreamOrDevice
 
 
-class AttentionKeywords(Keywords, total=False):
-    """The keyword arguments of ``attention``."""
+class MaskedKeywords(Keywords, total=False):
+    """Also those of the forms whose keys are masked by arrays."""
 
     window_size: Window
     mask: str | mx.array | None
     lengths: mx.array | None
     left_padding: mx.array | None
+
+
+class AttentionKeywords(MaskedKeywords, total=False):
+    """The keyword arguments of ``attention``."""
+
     deterministic: bool
 
 
@@ -133,20 +138,10 @@ def operands(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> tuple[mx.
 
 
 def checked(
-    operation: str,
-    q: mx.array,
-    k_len: int,
-    *,
-    scale: float | None = None,
-    mask: object = None,
-    window_size: Window = None,
-    softcap: float | None = None,
-    sinks: mx.array | None = None,
-    lengths: mx.array | None = None,
-    left_padding: mx.array | None = None,
-    return_lse: bool = False,
-    deterministic: bool = False,
-) -> tuple[mx.array, Options]:
+    operation: str, q: mx.array, k_len: int, *, scale: float | None = None, mask: object = None, window_size: Window = None,
+    softcap: float | None = None, sinks: mx.array | None = None, lengths: mx.array | None = None, left_padding: mx.array | None = None,
+    return_lse: bool = False, deterministic: bool = False,
+) -> tuple[mx.array, Options]:  # fmt: skip
     """Return q and the checked options of all forms of attention, with a positive scale."""
     q, factor = positive_scale(q, scale)
     return q, Options(

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 import mlx.core as mx
 
 from .._common.arrays import StreamOrDevice, check_array, require_arrays, resolve, shape_text
-from .._common.choice import OLDEST_GPU, Choice, dtype_name, native_elementwise
+from .._common.choice import OLDEST_GPU, Choice, against_native, dtype_name
 from .._common.errors import WrongType, WrongValue
 from .._loader import native
 from .._matmul.formats import Format, weights
 from .._operation import operation
 from .attention import RESULTS, AnyAttentionCall, case_of, run, spread
 from .composed import raised
-from .options import Keywords, Options, Window, attention_dtype, checked
+from .options import MaskedKeywords, Options, Window, attention_dtype, checked
 from .paged import in_order
 from .rules import choose_quantized_attention, equal_choice
 
@@ -23,11 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class QuantizedKeywords(Keywords, total=False):
-    window_size: Window
-    mask: str | mx.array | None
-    lengths: mx.array | None
-    left_padding: mx.array | None
+class QuantizedKeywords(MaskedKeywords, total=False):
     group_size: int | None
     bits: int | None
     mode: str
@@ -75,7 +71,7 @@ class QuantizedAttentionCall(AnyAttentionCall):
             w, scales = in_order(w, self.table), in_order(scales, self.table)
             biases = None if biases is None else in_order(biases, self.table)
         form, dtype, engine = self.form, self.q.dtype, native.engine(self.stream)
-        ours = not isinstance(engine, str) and engine.capability >= OLDEST_GPU and native_elementwise(dtype_name(dtype), w.shape)
+        ours = not isinstance(engine, str) and engine.capability >= OLDEST_GPU and not against_native(dtype_name(dtype), w.shape)
         if isinstance(engine, str) or not ours or (biases is not None and (scales.dtype, biases.dtype) != (dtype, dtype)):
             return mx.dequantize(w, scales, biases, form.group_size, form.bits, form.mode, dtype=dtype)
         return engine.module.dequantize(w, scales, biases, *form, dtype, self.stream)
@@ -170,8 +166,9 @@ def attend(
     on = resolve(stream)
     with mx.stream(on):
         require_arrays(operation, q=q)
-        keys, form, k_shape = _packed("k", (k, k_scales, k_biases), group_size, bits, mode)
-        values, _, v_shape = _packed("v", (v, v_scales, v_biases), group_size, bits, mode)
+        keys, values = (k, k_scales, k_biases), (v, v_scales, v_biases)
+        form, k_shape = _packed("k", keys, group_size, bits, mode)
+        _, v_shape = _packed("v", values, group_size, bits, mode)
         table = None
         if block_table is not None:
             if lengths is None or isinstance(mask, mx.array) or left_padding is not None:
@@ -215,11 +212,11 @@ def _parts(name: str, of: Any) -> Packed:
     return w, scales, biases
 
 
-def _packed(name: str, of: Any, group_size: int | None, bits: int | None, mode: str) -> tuple[Packed, Format, tuple[int, ...]]:
-    """Return the parts of keys or values, their quantization, and their unpacked shape."""
+def _packed(name: str, of: Packed, group_size: int | None, bits: int | None, mode: str) -> tuple[Format, tuple[int, ...]]:
+    """Check the parts of keys or values, and return their quantization and their unpacked shape."""
     operation = "quantized_attention"
-    w, scales, biases = _parts(name, of)
+    w, scales, biases = of
     require_arrays(operation, ("biases",), **{name: w, "scales": scales, "biases": biases})
     shift = None if biases is None else (biases.shape, biases.dtype)
     form, rows, columns = weights(operation, ((w.shape, w.dtype), (scales.shape, scales.dtype), shift), True, group_size, bits, mode)
-    return (w, scales, biases), form, (*w.shape[:-2], rows, columns)
+    return form, (*w.shape[:-2], rows, columns)

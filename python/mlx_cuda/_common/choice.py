@@ -44,11 +44,6 @@ def first_reason(rules: tuple[tuple[bool, str], ...]) -> str:
     return next((reason for applies, reason in rules if applies), "")
 
 
-def native_elementwise(dtype: str, sizes: tuple[int, ...]) -> bool:
-    """Return whether the native kernels support this dtype and these sizes."""
-    return not against_native(dtype, sizes)
-
-
 def against_native(dtype: str, sizes: tuple[int, ...]) -> str:
     """Return the first rule that excludes the native kernels."""
     return first_reason((
