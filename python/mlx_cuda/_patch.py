@@ -13,7 +13,7 @@ import mlx.core as mx
 from ._all_sum import patched_all_sum, upstream_all_sum
 from ._attention.attention import OURS, prepare
 from ._attention.composed import upstream_attention
-from ._common.arrays import StreamOrDevice, promoted
+from ._common.arrays import StreamOrDevice
 from ._common.choice import OLDEST_GPU
 from ._invariant import attention as invariant_attention
 from ._invariant import mlx_lm as invariant_mlx_lm
@@ -45,7 +45,7 @@ def _attention(
     """As :func:`mlx_cuda.attention`, ours gives zeros to a query that sees no key. MLX's takes less of its other arguments."""
     if not hasattr(scale, "__float__") or not isinstance(force_fused, bool):
         return None
-    if sinks is not None and promoted(sinks.dtype, dtype := promoted(q.dtype, k.dtype, v.dtype)) != dtype:
+    if sinks is not None and mx.result_type(sinks.dtype, dtype := mx.result_type(q.dtype, k.dtype, v.dtype)) != dtype:
         return None
     call = prepare(q, k, v, scale=scale, mask=mask, sinks=sinks, force_fused=force_fused, stream=stream)
     return call if call.choice.engine in OURS or not call.at_once else Prepared(None, call.sizes)
@@ -67,7 +67,7 @@ def _gated_delta_update(
 
     def compute() -> tuple[mx.array, mx.array]:
         y, state = call.result()
-        return y.astype(promoted(q.dtype, k.dtype), stream=call.stream), state
+        return y.astype(mx.result_type(q.dtype, k.dtype), stream=call.stream), state
 
     return Prepared(compute)
 

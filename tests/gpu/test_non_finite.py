@@ -13,7 +13,8 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda._attention.attention import operands, run, spread
+from mlx_cuda._attention.attention import run, spread
+from mlx_cuda._attention.options import operands
 from mlx_cuda._common.choice import Choice
 from mlx_cuda._loader import native
 

@@ -43,6 +43,7 @@ def test_patches_and_restores() -> None:
         inside = functions()
         with mlx_cuda.patch():
             pass
+        mlx_cuda.patch()  # once more changes nothing
         assert functions() == inside
     assert functions() == before
     mlx_cuda.patch()

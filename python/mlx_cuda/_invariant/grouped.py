@@ -7,7 +7,8 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from .._common.arrays import dtype_name, resolve
+from .._common.arrays import resolve
+from .._common.choice import dtype_name
 from .._loader import native
 from .._matmul.formats import Format
 from .._matmul.grouped import QuantizedExperts, grouped_quantized, product_of_groups

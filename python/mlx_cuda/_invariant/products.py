@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from .._common.arrays import Shape, StreamOrDevice, promoted, resolve, shape_text
+from .._common.arrays import Shape, StreamOrDevice, resolve, shape_text
 from .._matmul.batches import upstream_quantized_matmul
 from .._matmul.formats import Format
 from .._matmul.gather import gather_qmm as our_gather_qmm
@@ -55,7 +55,7 @@ def _matmul(a: mx.array, b: mx.array) -> mx.array:
         )
     if not left or not right or 0 in (*left, *right) or left[-1] != right[0]:
         return upstream_matmul(a, b)
-    rows, w, dtype = a.reshape(-1, left[-1]), b if b.ndim == 2 else b[:, None], promoted(a.dtype, b.dtype)
+    rows, w, dtype = a.reshape(-1, left[-1]), b if b.ndim == 2 else b[:, None], mx.result_type(a.dtype, b.dtype)
     if grouped.takes(dtype, rows.shape[0], w.shape[0], w.shape[1]):
         result = grouped.of_all(rows.astype(dtype), grouped.dense(w.astype(dtype)[None]))
     else:

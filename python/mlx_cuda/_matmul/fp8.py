@@ -9,8 +9,8 @@ from typing import Literal
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, dense_dtype, dtype_name, require_arrays, resolve, shape_text
-from .._common.choice import Choice
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, dense_dtype, require_arrays, resolve, shape_text
+from .._common.choice import Choice, dtype_name
 from .._common.errors import WrongType, WrongValue
 from .._loader import native
 from .._operation import Call, DirectCall, operation

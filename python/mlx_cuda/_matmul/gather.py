@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, dense_dtype, dtype_name, promoted, require_arrays, require_flags, resolve, shape_text
-from .._common.choice import Choice, Gpu
+from .._common.arrays import CACHED_SHAPES, cast, dense_dtype, require_arrays, require_flags, resolve, shape_text
+from .._common.choice import Choice, Gpu, dtype_name
 from .._common.errors import WrongValue
 from .._common.limits import by_limits
 from .._loader import native
@@ -296,7 +296,7 @@ def _dense_plan(arrays: tuple[Any, ...], transpose: bool, sorted_indices: bool, 
     left, right = a[0], b[0]
     if lhs is None and rhs is None:  # of whose operands MLX says itself what is wrong
         choice = Choice("mlx", "without indices it is a plain matmul")
-        return GatherPlan(promoted(a[1], b[1]), None, (), left, (), False, False, False, choice)
+        return GatherPlan(mx.result_type(a[1], b[1]), None, (), left, (), False, False, False, choice)
     if len(left) < 2 or len(right) < 2 or left[-1] != right[-1 if transpose else -2]:
         form = "[..., N, K]" if transpose else "[..., K, N]"
         raise WrongValue(f"[gather_mm] Shapes must be a [..., M, K] and b {form}, got {shape_text(left, right)}.")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, check_array, dense_dtype, dtype_name, require_arrays, require_flags, resolve, shape_text
-from .._common.choice import Choice, Gpu
+from .._common.arrays import CACHED_SHAPES, cast, check_array, dense_dtype, require_arrays, require_flags, resolve, shape_text
+from .._common.choice import Choice, Gpu, dtype_name
 from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._loader import native

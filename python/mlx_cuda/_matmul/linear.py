@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
-from .._common.choice import Choice, against_native
+from .._common.arrays import CACHED_SHAPES, cast, dtype_text, require_arrays, resolve, shape_text
+from .._common.choice import Choice, against_native, dtype_name
 from .._common.errors import WrongValue
 from .._loader import native
 from .._operation import DirectCall, operation
@@ -70,7 +70,7 @@ def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtype
         raise WrongValue(f"[linear] Shapes must be x [..., K] and w [N, K], got {shape_text(x, w)}.")
     if bias is not None and bias != w[:1]:
         raise WrongValue(f"[linear] bias must have the shape ({w[0]},) of w's rows, got {shape_text(bias)}.")
-    dtype = promoted(*dtypes)
+    dtype = mx.result_type(*dtypes)
     if not mx.issubdtype(dtype, mx.inexact):
         raise WrongValue(f"[linear] Only inexact types are supported, got {dtype_text(*dtypes)}.")
     if activation and mx.issubdtype(dtype, mx.complexfloating):

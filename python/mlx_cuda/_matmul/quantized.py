@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, cast, dtype_name, require_arrays, resolve, shape_text
-from .._common.choice import Choice, Gpu
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, cast, require_arrays, resolve, shape_text
+from .._common.choice import Choice, Gpu, dtype_name
 from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._common.limits import by_limits
