@@ -69,9 +69,9 @@ def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = N
         stream: Stream or device to run on.
 
     Returns:
-        The sum, in the shape and dtype of x: bit-identical in all processes, accumulated in float32 and rounded once. MLX computes other
-        calls: dtypes other than float16, bfloat16 and float32, sizes that are not a multiple of 16 bytes, and, except between two Hopper
-        GPUs, more than 256 KiB divided by the number of other processes. :func:`explain` returns which.
+        The sum, in the shape and dtype of x. It is bit-identical in all processes, accumulated in float32 and rounded once. MLX computes
+        dtypes other than float16, bfloat16 and float32, sizes that are not a multiple of 16 bytes, and, except between two Hopper GPUs,
+        sizes over 256 KiB divided by the number of other processes. :func:`explain` returns which.
 
     The call is collective, like MLX's: all processes must have the same installation, and make the same calls in the same order on the same
     streams. The first call of a group on a stream exchanges peer memory. So it waits for all processes already when it is called; later
