@@ -89,9 +89,9 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
     """Compute the logits of the next token by a decode step that is captured once and launched as one CUDA graph.
 
     Args:
-        model: A model of mlx-lm (an ``mlx.nn.Module``), or of a package with copies of its code, called as
-            ``model(tokens, cache=cache)``. A change of anything that the model refers to is detected, and the step is captured again. State
-            elsewhere must not change (:func:`patch`).
+        model: A model of mlx-lm (an ``mlx.nn.Module``), or of a package with copies of its code, called as ``model(tokens, cache=cache)``.
+            A change of anything that is reachable from the model is detected, and the step is captured again. Other changes are not
+            detected (:func:`patch`).
         tokens: Integers ``[B, 1]``, the last token of each sequence.
         cache: A list of mlx-lm's caches, one per layer, or known copies: ``KVCache``, ``RotatingKVCache``, ``QuantizedKVCache``,
             ``ArraysCache``, ``BatchKVCache`` or ``BatchRotatingKVCache`` with the tokens so far. They are updated in place and can still be
@@ -103,11 +103,11 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
 
     Raises:
         ValueError: The arguments are not a decode step, or the step cannot be captured; the message says why, and the cache is unchanged.
-            With several processes (``mlx.launch``) a step that cannot be captured returns the model's own result instead, because its
-            all-reduces have been sent.
+            With several processes (``mlx.launch``), a step that cannot be captured returns the model's own result instead of raising,
+            because the other processes already have its all-reduces.
 
-    The first call runs the step eagerly and captures it, which takes as long as a few steps. After :func:`patch`, models do this by
-    themselves; ``explain(decode_step, model)`` returns whether.
+    The first call runs the step eagerly and captures it, which takes as long as a few steps. While :func:`patch` is on, models capture
+    their steps by themselves. ``explain(decode_step, model)`` returns whether a model's steps are captured.
     """
     result: mx.array = StepCall(model, tokens, cache, stream).result()
     return result

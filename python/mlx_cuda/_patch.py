@@ -169,7 +169,7 @@ def our_products() -> Patched:
 
 
 class Patched(contextlib.ExitStack):
-    """Returned by :func:`patch`. Leaving it as a context manager restores the previous functions."""
+    """The context manager that :func:`patch` returns. Leaving it restores the previous functions."""
 
 
 def _put(functions: dict[Route, Callable[..., Any]]) -> Patched:
@@ -194,18 +194,18 @@ def patch(
     ``ssm_attn``). MLX's layers and mlx-lm's models need no change. Decode steps of mlx-lm's models are captured as CUDA graphs
     (:func:`decode_step`), and so are those of known copies of mlx-lm's code in other packages, such as mlx-vlm and mlx-audio.
 
-    Calls that no kernel supports go to MLX's function unchanged, and so do wrong calls, for MLX's errors, and calls in functions that are
-    compiled or exported with ``shapeless=True``. On GPUs older than sm_80 nothing is replaced. Call it before a program stores a function
-    under another name (``from mlx.core import quantized_matmul``).
+    MLX's function gets three kinds of calls unchanged: calls that no kernel supports, wrong calls (it raises its own error), and calls in
+    functions that are compiled or exported with ``shapeless=True``. On GPUs older than sm_80 nothing is replaced. Call it before a program
+    stores a function under another name (``from mlx.core import quantized_matmul``).
 
     A captured step runs without the model's Python code. Before each launch, everything reachable from the model (weights, numbers, flags,
-    functions, layers, classes) is compared with its state at capture. A change leads to a new capture. A model whose layers pass arrays to
-    other objects, such as a hook, is not captured. Not detected: global variables of modules, files, environment variables, the contents of
-    C objects, code or defaults replaced inside a method, and other side effects, such as a counter or a print.
+    functions, layers, classes) is compared with its state at capture. After a change, the step is captured again. A model whose layers pass
+    arrays to other objects, such as a hook, is not captured. Not detected: global variables of modules, files, environment variables, the
+    contents of C objects, code or defaults replaced inside a method, and other side effects, such as a counter or a print.
 
     :func:`mlx.core.export_function` and :func:`mlx.core.exporter` write MLX's own functions, so the file can be read without this package.
-    A function that was compiled by :func:`mlx.core.compile` and called while patched cannot be part of an export if it is called without an
-    array that the export traces.
+    One case fails: a function that was compiled by :func:`mlx.core.compile` and called while patched cannot be part of an export that calls
+    it without an array of the export.
 
     Args:
         kv_bits: 4 or 8: new batches of mlx-lm's ``BatchGenerator`` quantize their KV cache after prefill, as :func:`mlx.core.quantize`
@@ -288,7 +288,7 @@ def _remove() -> None:
 
 
 def unpatch() -> None:
-    """Restore MLX's functions. Calling it again has no effect."""
+    """Restore the functions that :func:`patch` replaced, and release captured steps. Calling it again has no effect."""
     _put({route: route.upstream for route in (*EVERY, *_invariant_ones())})
     packing.settings.packing = None
     _remove()

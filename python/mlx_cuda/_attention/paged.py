@@ -150,6 +150,8 @@ def paged_cache_update(
 ) -> UpdateCall:
     """Write the last keys and values of each sequence into a paged KV cache.
 
+    Source: "PagedAttention" (arXiv:2309.06180).
+
     Args:
         k_pages: Keys of all sequences, ``[pages, Hkv, page_size, D]``.
         v_pages: Values of all sequences, ``[pages, Hkv, page_size, Dv]``.

@@ -17,7 +17,7 @@ def check(model: str | os.PathLike[str], *, quick: bool = False, progress: Calla
 
     Args:
         model: A model folder, or a name on Hugging Face, as mlx-lm loads it.
-        quick: Use shorter texts and fewer answers.
+        quick: Use shorter texts and fewer answers, which takes less time and finds less.
         progress: Called with the share that is done, from 0 to 1, and the next step.
 
     Returns:
@@ -28,8 +28,8 @@ def check(model: str | os.PathLike[str], *, quick: bool = False, progress: Calla
         ValueError: mlx-lm cannot load the model; the message names a fix.
         RuntimeError: The model does not run on MLX alone.
 
-    Three processes run one after the other: MLX alone, MLX with :func:`patch`, and the model in float32, which judges differing tokens.
-    Arrays that this process has on the GPU stay there.
+    Three processes run one after the other: MLX alone, MLX with :func:`patch`, and the model in float32, which decides whether differing
+    tokens are wrong. They share the GPU's memory with the arrays of this process.
     """
     began, name = time.perf_counter(), os.fspath(model)
     processes.require_mlx_lm()

@@ -32,7 +32,11 @@ class Gpu(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine of a call, and the reason: the rule that selected it, or that excluded the engines before it."""
+    """The engine of a call, as :func:`explain` returns it.
+
+    ``reason`` is the rule that selected the engine, or that excluded the engines before it. ``kernel`` has the source and the name of the
+    CUDA kernel; it is empty if a library or MLX computes the call.
+    """
 
     engine: EngineName
     reason: str

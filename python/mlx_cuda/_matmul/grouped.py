@@ -74,7 +74,8 @@ def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bo
     Args:
         x: Tokens sorted by group, ``[M, K]``.
         w: One matrix per group, ``[E, N, K]``, or ``[E, K, N]`` without ``transpose``.
-        offsets: int32 ``[E + 1]``, increasing from 0 to at most M. They stay on the device: nothing synchronizes. Groups may be empty.
+        offsets: int32 ``[E + 1]``, non-decreasing from 0 to at most M. Groups may be empty. The offsets are read on the device, without
+            synchronization.
         transpose: Whether to multiply by the transposed matrices.
         stream: Stream or device to run on.
 
@@ -85,8 +86,8 @@ def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bo
         ValueError: Shapes or dtypes do not fit.
         TypeError: An argument is not an MLX array, or ``transpose`` is not a bool.
 
-    float16 and bfloat16 with K a multiple of 8 on a CUDA GPU run in one grouped GEMM for any number of groups, other calls in
-    :func:`mlx.core.gather_mm`. Gradients reach x and w.
+    On a CUDA GPU, float16 and bfloat16 with K a multiple of 8 run in one grouped GEMM for any number of groups. Other calls run
+    :func:`mlx.core.gather_mm`. x and w have gradients.
     """
     require_arrays("grouped_matmul", x=x, w=w, offsets=offsets)
     require_flags("grouped_matmul", transpose=transpose)

@@ -30,7 +30,7 @@ def linear(
     Args:
         x: Inputs, ``[..., K]``.
         w: Weights, ``[N, K]``, in the layout of :class:`mlx.nn.Linear`.
-        bias: Bias, ``[N]``.
+        bias: Bias, ``[N]``; default none.
         activation: ``"relu"``, ``"gelu_approx"`` (the tanh form, as :func:`mlx.nn.gelu_approx`) or None.
         stream: Stream or device to run on.
 
@@ -42,7 +42,7 @@ def linear(
             or undefined for complex numbers.
         TypeError: An argument is not an MLX array.
 
-    float16, bfloat16 and float32 on a CUDA GPU run in the native module, other calls on MLX's operations.
+    On a CUDA GPU, float16, bfloat16 and float32 run in cuBLASLt. Other calls run on MLX's operations.
     """
     try:
         if bias is None:

@@ -77,12 +77,15 @@ def quantized_matmul(
 ) -> QuantizedCall:
     """Compute ``x @ w.T`` (or ``x @ w``) with quantized weights, as :func:`mlx.core.quantized_matmul`.
 
+    Source: "Marlin" (arXiv:2408.11743), on small-M GEMMs with 4-bit weights.
+
     Args:
         x: Inputs, ``[..., M, K]``.
         w: Weights as :func:`mlx.core.quantize` returns them, uint32 ``[N, K * bits / 32]``, or ``[K, N * bits / 32]`` without
             ``transpose``; leading dimensions broadcast with those of x.
-        scales: One scale for each group of values along the last axis of w.
-        biases: One bias for each group, for ``"affine"`` only.
+        scales: One scale for each group along the last axis of w, ``[N, K / group_size]``, or ``[K, N / group_size]`` without
+            ``transpose``; uint8 except for ``"affine"``.
+        biases: One bias for each group, in the shape of ``scales``, for ``"affine"`` only.
         transpose: Whether to multiply by the transposed weights.
         group_size: Values that share a scale; default: that of the mode.
         bits: Bits of a value; default: that of the mode.
@@ -97,9 +100,8 @@ def quantized_matmul(
         TypeError: An argument is not an MLX array, or an option has a type that MLX does not accept.
 
     On a CUDA GPU, float16, bfloat16 and float32 with M up to 64 (512 for 16-bit x and transposed weights on Hopper) run in small-M GEMMs
-    that read each weight once. Larger M is computed by dequantizing tiles of the weights for a dense GEMM. Other calls are MLX's.
-    ``mlx_cuda.explain(mlx_cuda.quantized_matmul, …)`` returns which, and why.
-    Gradients reach x, and affine scales and biases.
+    that dequantize weights in registers. For larger M, the weights are dequantized in parts for a dense GEMM. Other calls run MLX's
+    function. ``mlx_cuda.explain(mlx_cuda.quantized_matmul, …)`` returns which, and why. x, and affine scales and biases, have gradients.
     """
     on = resolve(stream)
     try:

@@ -46,7 +46,7 @@ def tune(enabled: bool = True, *, path: str | os.PathLike[str] | None = None) ->
 
 
 class Tuning(AbstractContextManager["Tuning"]):
-    """Returned by :func:`tune`: GEMMs are tuned until it ends."""
+    """The context manager that :func:`tune` returns. GEMMs are tuned until it ends."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
