@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
+from .._common.errors import quote
 from . import judge, processes
 from .forms import ModelCheck, Side, SideName, Task
 
@@ -37,7 +38,7 @@ def check(model: str | os.PathLike[str], *, quick: bool = False, progress: Calla
     run = _Runs(name, quick=quick, progress=progress or (lambda *_: None))
     upstream = run("upstream")
     if failed := upstream["errors"].get("prompt"):
-        raise RuntimeError(f"[check] The model does not run on MLX alone: {failed}\n  fix: python -m mlx_lm generate --model {name}")
+        raise RuntimeError(f"[check] The model does not run on MLX alone: {failed}\n  fix: python -m mlx_lm generate --model {quote(name)}")
     crashes: dict[SideName, str] = {}
     patched, float32 = run.or_crash("patched", crashes), run.or_crash("float32", crashes)
     run.progress(1.0, "")
