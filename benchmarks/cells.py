@@ -22,7 +22,9 @@ WORDS = (
     (r"\bcomposed\b", "fallback"), (r"\brecording it failed\b", "capture failed"),
     (r"\brecorded\b", "captured"), (r"\bplace on the host\b", "position on the CPU"),
     (r"\bproducts?\b", "GEMV"), (r"sorted rows\b", "sorted tokens"), (r"tokens of (\d+) experts\b", r"tokens, top-\1"),
-    (r"\bskinny\b", "small_m"),
+    (r"\bskinny\b", "small_m"), (r"MLX's side attends to the same values .* its own fails", "the MLX side uses the dequantized cache"),
+    (r"\ba prompt's calls\b", "engines of prefill"), (r"\bnothing is wrong\b", "results agree"),
+    (r"  only with patch\(\)", "  runs only with patch()"), (r"\bnor without patch\(\)", "fails without patch() too"),
 )  # fmt: skip
 ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches
 

@@ -23,7 +23,7 @@ def documents() -> list[Path]:
 
 def numbers() -> dict[str, str]:
     """Every number that a document may name."""
-    return {**_kernels(), **_prompts(), **_families(), **_real(), **_soak(), **_upstream(), **_tune(), **_wheel()}
+    return {**_kernels(), **_prompts(), **_families(), **_real(), **_soak(), **_upstream(), **_tune(), **_wheel(), **_constants()}
 
 
 def update() -> list[Path]:
@@ -109,6 +109,15 @@ def _upstream() -> dict[str, str]:
 def _tune() -> dict[str, str]:
     said = {gpu: (RESULTS / "tune" / f"nvidia-{gpu}-cu13.txt").read_text("utf-8") for gpu in GPUS}
     return {f"tune-{gpu}": found[1] for gpu, text in said.items() if (found := re.search(r"in (\d+) s", text))}
+
+
+def _constants() -> dict[str, str]:
+    """Of the code: how `check` judges, and up to which size mlx-cuda's all-reduce is used."""
+    from mlx_cuda._check import judge
+
+    (all_sum,) = re.findall(r"kMost = (\d+) << 10;", (ROOT / "src" / "all_sum" / "all_sum.cpp").read_text("utf-8"))
+    factors = {"tie": judge.TIE, "wrong": judge.WRONG_ERROR, "warning": judge.MORE_ERROR, "slower": judge.SLOWER}
+    return {f"check-{name}": f"{value:g}" for name, value in factors.items()} | {"all-sum-kib": all_sum}
 
 
 def _wheel() -> dict[str, str]:

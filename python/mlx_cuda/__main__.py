@@ -15,7 +15,9 @@ from ._version import __version__
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(prog="python -m mlx_cuda", description="CUDA kernels for MLX.")
+    parser = argparse.ArgumentParser(
+        prog="python -m mlx_cuda", description="Run MLX programs with CUDA kernels, and check the installation and the results."
+    )
     parser.add_argument("--version", action="version", version=f"mlx-cuda {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _doctor.add_to(subparsers)

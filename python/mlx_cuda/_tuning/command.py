@@ -34,12 +34,12 @@ def add_to(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "tune",
         help="measure the dispatch thresholds of this GPU",
-        description="Without sizes, measure the dispatch thresholds of the first GPU and store them for later processes. Nothing else "
-        "should run on that GPU. With sizes, time the cuBLASLt algorithms of activation(x @ w.T + bias), x [M, K] and w [N, K], and store "
-        "the fastest.",
+        description="Without sizes, measure the dispatch thresholds of the first GPU, and store them for later processes. Nothing else "
+        "should run on that GPU. With sizes, time the cuBLASLt algorithms of activation(x @ w.T + bias) for x [M, K] and w [N, K], and "
+        "store the fastest.",
         epilog="Exit codes: 0 done, 1 no usable GPU, 2 usage error.",
     )
-    about = "sizes of matmuls; with M = 1 use --bias or --activation, because MLX's GEMV computes it otherwise"
+    about = "sizes of matmuls; M = 1 needs --bias or --activation, because MLX computes a plain matmul of one row"
     parser.add_argument("sizes", nargs="*", type=sizes, metavar="MxNxK", help=about)
     parser.add_argument("--show", action="store_true", help="show the stored results")
     parser.add_argument("--reset", action="store_true", help="delete the stored results of this GPU")
