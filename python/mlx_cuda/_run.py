@@ -17,7 +17,7 @@ def add_to(subparsers: Any) -> None:
         "run",
         help="run a module or script after patch()",
         usage="python -m mlx_cuda run [-h] [--kv-bits N] [--batch-invariant] (-m MODULE | SCRIPT) [ARGUMENT ...]",
-        description="Run a Python module or script with mlx-cuda's kernels: after mlx_cuda.patch().",
+        description="Call mlx_cuda.patch(), and then run a Python module or script.",
         epilog="Example: python -m mlx_cuda run -m mlx_lm server --model NAME. Exit codes: those of the program; 2 usage error.",
     )
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
