@@ -21,7 +21,7 @@ from ._mlx_lm.models import decoding_of, is_step, step_of
 from ._mlx_lm.places import left_alone
 from ._mlx_lm.wrapped import not_replaying
 from ._operation import Call
-from ._patch import our_products
+from ._patch import our_matmuls
 from ._replay.errors import NotReplayed
 
 _lock = threading.RLock()
@@ -117,7 +117,7 @@ def _with_ours(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a model's ``__call__`` that uses mlx-cuda's matmuls; one thread at a time, which restores MLX's own."""
 
     def call(*arguments: Any, **options: Any) -> Any:
-        with _lock, our_products():
+        with _lock, our_matmuls():
             return function(*arguments, **options)
 
     return call

@@ -1,7 +1,4 @@
-"""Words that tests/ci/words.md retires: no name and no document has one, except where a table says that it still does.
-
-retired_words.toml has the words of names, retired_phrases.toml those of documents.
-"""
+"""Words that tests/ci/words.md retires: tests/ci/retired_phrases.toml has those that no name, and no document, may have."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ import json
 import re
 import subprocess
 import tokenize
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +15,7 @@ import pytest
 from ci.files import tomllib
 
 ROOT = Path(__file__).parents[2]
-LEFT: dict[str, list[str]] = tomllib.loads((Path(__file__).with_name("retired_words.toml")).read_text("utf-8"))
-PHRASES: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).with_name("retired_phrases.toml")).read_text("utf-8"))
+RETIRED: dict[str, Any] = tomllib.loads((Path(__file__).with_name("retired_phrases.toml")).read_text("utf-8"))
 DOCUMENTS = [
     "README.md",
     "CONTRIBUTING.md",
@@ -52,29 +47,11 @@ def words(path: Path, text: str) -> set[str]:
     return {part.lower() for name in (*names, *path.with_suffix("").parts) for part in PARTS.findall(name)}
 
 
-@pytest.fixture(scope="module")
-def places() -> dict[str, set[Path]]:
-    """Of each word, the files that have it."""
-    found = defaultdict(set)
+def test_no_name_has_a_retired_word() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for path in map(Path, filter(None, listed.split("\0"))):
-        if path.suffix in {".py", ".cpp", ".h", ".cu", ".cuh"} and (ROOT / path).exists():
-            for word in words(path, (ROOT / path).read_text("utf-8")) & set(LEFT):
-                found[word].add(path)
-    return found
-
-
-@pytest.mark.parametrize("word", LEFT)
-def test_no_name_has_a_retired_word(word: str, places: dict[str, set[Path]]) -> None:
-    allowed = set(map(Path, LEFT[word]))
-    new = {str(path) for path in places.get(word, ()) if not allowed & {path, *path.parents}}
-    assert not new, f"tests/ci/words.md has another word for {word!r}"
-
-
-@pytest.mark.parametrize("word", LEFT)
-def test_what_is_left_is_there(word: str, places: dict[str, set[Path]]) -> None:
-    stale = [each for each in LEFT[word] if not any(Path(each) in {path, *path.parents} for path in places.get(word, ()))]
-    assert not stale, "renamed: take it from retired_words.toml"
+    sources = [path for path in map(Path, listed.split("\0")) if path.suffix in {".py", ".cpp", ".h", ".cu", ".cuh"}]
+    found = {str(path): words(path, (ROOT / path).read_text("utf-8")) & {*RETIRED["names"]} for path in sources if (ROOT / path).exists()}
+    assert not {path: some for path, some in found.items() if some}, "tests/ci/words.md has other words"
 
 
 def test_the_words_of_names() -> None:
@@ -86,20 +63,20 @@ def test_the_words_of_names() -> None:
 def phrases(text: str) -> list[str]:
     """The retired phrases of a document's prose, in which a line's end is a space unless the next begins a row, an item or a heading."""
     prose = re.sub(r"(?<!\n)\n(?![\n|#<-])", " ", NO_PROSE.sub("`", text))
-    return [name for name, pattern in PHRASES["phrases"].items() if re.search(pattern, prose, re.IGNORECASE | re.MULTILINE)]
+    return [name for name, pattern in RETIRED["phrases"].items() if re.search(pattern, prose, re.IGNORECASE | re.MULTILINE)]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_no_document_has_a_retired_phrase(document: str) -> None:
-    new = set(phrases((ROOT / document).read_text("utf-8"))) - set(PHRASES["left"].get(document, ()))
+    new = set(phrases((ROOT / document).read_text("utf-8"))) - set(RETIRED["left"].get(document, ()))
     assert not new, "say it otherwise: tests/ci/retired_phrases.toml has the patterns, tests/ci/words.md the words"
 
 
-@pytest.mark.parametrize("document", PHRASES["left"])
+@pytest.mark.parametrize("document", RETIRED["left"])
 def test_what_is_left_of_phrases_is_there(document: str) -> None:
     found = phrases((ROOT / document).read_text("utf-8")) if (ROOT / document).exists() else []
-    left = [name for name in PHRASES["left"][document] if name in found]
-    assert PHRASES["left"][document] == left, (
+    left = [name for name in RETIRED["left"][document] if name in found]
+    assert RETIRED["left"][document] == left, (
         f"""rewritten: {f'its row is now "{document}" = {json.dumps(left)}' if left else "it has no row"}"""
     )
 

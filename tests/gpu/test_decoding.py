@@ -35,7 +35,7 @@ def test_logits_through_three_buckets(rng: np.random.Generator, dtype: mx.Dtype,
     check(model, words(rng, batch, 100), dtype)
     fused = mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
     if dtype == mx.float32:
-        return  # neither the products nor the attention that heads are made ready for
+        return  # neither the matmuls nor the attention that heads are made ready for
     most = 4 if form is None else 1 if form == Form("affine", 4, 32) or form.bits == 6 else 2
     assert ("product" in fused) == (batch <= most)
     if batch <= most:

@@ -14,7 +14,7 @@ from .refused import STATES
 from .state import NotInvariant, refusing
 
 ROTATED = "keeps keys in another order than that of the sequence, and drops some: models with sliding windows cannot have it."
-QUANTIZED = "has keys and values whose products have a batch of right operands: use KVCache, without kv_bits."
+QUANTIZED = "has keys and values whose matmuls have a batch of right operands: use KVCache, without kv_bits."
 FUNCTIONS = {
     "gated_delta_ops": STATES,
     "gated_delta_kernel": STATES,

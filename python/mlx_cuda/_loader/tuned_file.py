@@ -64,24 +64,26 @@ def read_as(parse: Callable[[str], dict[str, T]], path: Path, what: str) -> dict
 def parse(text: str) -> dict[str, Tuned]:
     """The matmuls of a file's text; a ValueError says what is wrong with it."""
     content = json.loads(text)
-    if not isinstance(content, dict) or content.get("mlx_cuda_tuned") != FORMAT or not isinstance(content.get("products"), dict):
-        raise ValueError(f"not of the format {FORMAT}")
-    return {key: _product(key, value) for key, value in content["products"].items()}
+    if isinstance(content, dict) and content.get("mlx_cuda_tuned") == FORMAT:
+        matmuls = content.get("matmuls", content.get("products"))  # the name before 0.32.4.1
+        if isinstance(matmuls, dict):
+            return {key: _tuned(key, value) for key, value in matmuls.items()}
+    raise ValueError(f"not of the format {FORMAT}")
 
 
-def _product(key: str, value: Any) -> Tuned:
+def _tuned(key: str, value: Any) -> Tuned:
     with contextlib.suppress(KeyError, TypeError, ValueError):
         if re.fullmatch("[0-9a-f]{128}", value["algorithm"]):
             return Tuned(value["algorithm"], float(value["microseconds"]), float(value["first_microseconds"]))
     raise ValueError(f"no algorithm for {key!r}")
 
 
-def add(path: Path, products: dict[str, Tuned]) -> None:
+def add(path: Path, matmuls: dict[str, Tuned]) -> None:
     """Put matmuls into a file, beside those that it holds. Another process sees the old file or the new one."""
     known = read(path)
-    if known is None or known == known | products:
+    if known is None or known == known | matmuls:
         return
-    content = {"mlx_cuda_tuned": FORMAT, "products": {key: asdict(product) for key, product in sorted((known | products).items())}}
+    content = {"mlx_cuda_tuned": FORMAT, "matmuls": {key: asdict(each) for key, each in sorted((known | matmuls).items())}}
     write(path, content, "the tuned algorithms")
 
 
@@ -108,6 +110,6 @@ def found(module: NativeModule) -> dict[str, Tuned]:
 def restore(module: NativeModule, path: Path | None = None) -> None:
     """Give the native module what a file holds. What the module knows already stays."""
     path = path or default_path()
-    products = read(path) if path else None
-    if products:
-        module.set_tuned([(key, *astuple(each)) for key, each in (products | found(module)).items()])
+    matmuls = read(path) if path else None
+    if matmuls:
+        module.set_tuned([(key, *astuple(each)) for key, each in (matmuls | found(module)).items()])

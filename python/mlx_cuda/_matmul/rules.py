@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from .._common.choice import HALF, NATIVE, OLDEST_GPU, Choice, EngineName, Gpu, first_reason, sm
-from .._common.limits import Products, by_limits, kind_of, limits
+from .._common.limits import Matmul, by_limits, kind_of, limits
 
 NATIVE_BITS = (2, 3, 4, 5, 6, 8)  # of affine weights; MLX packs 1 bit as well
 OLDEST_FP8_GPU = (8, 9)
@@ -107,7 +107,7 @@ def choose_quantized(case: QuantizedCase) -> Choice:
     if not small_m:
         return Choice("small_m", f"up to {_most_small_m(case)} tokens: each weight is read once")
     if not dense and _is_upstream(case):
-        return Choice("mlx", f"{small_m}; up to {_products(case).upstream} tokens MLX's kernel is faster")
+        return Choice("mlx", f"{small_m}; up to {_thresholds(case).upstream} tokens MLX's kernel is faster")
     if not dense:
         return Choice("dequantize", small_m)
     return _upstream_quantized(case, small_m, dense)
@@ -169,8 +169,8 @@ def _against_quantized(case: QuantizedCase) -> str:
     ))  # fmt: skip
 
 
-def _products(case: QuantizedCase) -> Products:
-    return limits(case.capability).products[kind_of(case.mode, case.bits)]
+def _thresholds(case: QuantizedCase) -> Matmul:
+    return limits(case.capability).matmul[kind_of(case.mode, case.bits)]
 
 
 def _is_upstream(case: QuantizedCase) -> bool:
@@ -179,12 +179,12 @@ def _is_upstream(case: QuantizedCase) -> bool:
     sizes = case.k % tile == 0 and case.k >= FEWEST_UPSTREAM_TILES * tile and case.n % UPSTREAM_COLUMNS == 0
     counts = case.rows * case.n < 2**31  # in an int
     takes = case.dtype in HALF and case.transpose and case.bits in UPSTREAM_BITS and sizes and counts
-    return takes and case.rows <= _products(case).upstream
+    return takes and case.rows <= _thresholds(case).upstream
 
 
 def _most_small_m(case: QuantizedCase) -> int:
     """Return the largest M of the small-M kernels."""
-    most = _products(case)
+    most = _thresholds(case)
     if case.experts:
         return most.gathered
     if not case.transpose:
