@@ -115,7 +115,7 @@ void warn(const mlx_cuda::Unavailable& error) {
     }
   }
   const nb::gil_scoped_acquire gil;
-  const std::string text = reason + " MLX's own operations compute it, which are slower.\n  cure: python -m mlx_cuda doctor";
+  const std::string text = reason + " MLX's slower operations compute it.\n  fix: python -m mlx_cuda doctor";
   if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) == 0) {
     return;
   }

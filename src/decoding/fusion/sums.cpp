@@ -85,7 +85,7 @@ Item all_sum_item(const Plan& plan, const Item& sum) {
     inputs.push_back(*other);
   }
   const mx::array result = add && other ? add->outputs[0] : summed;
-  return {other ? "sum over GPUs + add" : "sum over GPUs", inputs, {result}, [=, out = result](const mx::Stream& stream) mutable {
+  return {other ? "all-reduce + add" : "all-reduce", inputs, {result}, [=, out = result](const mx::Stream& stream) mutable {
             encode_all_sum(*peers, x, other, out, stream);
           }};
 }
