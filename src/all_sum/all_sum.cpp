@@ -65,7 +65,7 @@ class AllSum final : public Fused {
   const std::shared_ptr<const Peers> peers_;
 };
 
-// What all processes say alike, whatever their GPUs are.
+// The same on all processes, whatever their GPUs are.
 std::string refusal_everywhere(const mx::array& x, const mx::distributed::Group& group) {
   const int count = group.size();
   if (count < 2 || count > Peers::kMost) {

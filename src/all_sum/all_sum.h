@@ -1,4 +1,4 @@
-// The sum over the GPUs of a group of processes by a kernel of ours, over memory that they reach of each other.
+// All-reduce over the GPUs of a group of processes, by a kernel on peer memory.
 #pragma once
 
 #include "all_sum/peers.h"

@@ -56,7 +56,7 @@ Arrays run_varlen(
   return flash_varlen({q, k, v, cu_q, cu_k, arrays_of(q, k, v, options).sinks}, {max_q, max_k}, options_of(options), stream);
 }
 
-// A cache's keys or values, and how both are quantised.
+// A cache's keys or values, and their quantization.
 using Packed = std::tuple<mx::array, mx::array, MaybeArray>;
 using Form = std::tuple<int, int, std::string>;
 

@@ -1,5 +1,5 @@
-// Products of quantised, gathered, grouped and 8-bit operands, as Python calls them: it has checked shapes and dtypes, and has
-// chosen.
+// Python bindings of quantized, gathered, grouped and FP8 matmuls. Python has checked shapes and dtypes, and has chosen the
+// engine.
 #include "bindings/parts.h"
 
 #include "matmul/dense/cublaslt_tuning.h"

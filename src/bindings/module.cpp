@@ -119,7 +119,7 @@ void warn(const mlx_cuda::Unavailable& error) {
   if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) == 0) {
     return;
   }
-  // Nobody can be told from inside MLX's evaluation.
+  // There is no Python caller to raise to during MLX's evaluation.
   if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
     PyErr_Clear();
     PyErr_SetInterrupt();

@@ -8,7 +8,7 @@ namespace mlx_cuda {
 // The engines of attention.
 void bind_attention(nanobind::module_& m);
 
-// Products of quantised, gathered, grouped and 8-bit operands.
+// Quantized, gathered, grouped and FP8 matmuls.
 void bind_matmul(nanobind::module_& m);
 
 // Linear attention, whose state takes the place of keys and values.

@@ -16,15 +16,15 @@ namespace mlx_cuda {
 namespace mx = mlx::core;
 namespace nb = nanobind;
 
-// Compares addresses alone, so that a step costs a few nanoseconds for each of thousands of objects. Nothing is held here: the
-// caller keeps every object that it names, but for `model`, and what they hold, so that no other object has the address of one of
-// them.
+// Compares addresses only, so that a step costs a few nanoseconds for each of thousands of objects. No references are held: the
+// caller keeps every object that it names, except `model`, and what they hold, so that no other object has one of their
+// addresses.
 class Watch {
  public:
-  // None stands for the model. `instances`: whose class stays. `dicts`: pairs of an object, or False, and a dict, or False for the
-  // model's attributes. The dict's content stays, but for entries named `unwatched`; and that it is of the attributes of the
-  // object, if there is one. `lists`: whose content stays. `referents(*others)` lists what Python's garbage collector finds in all
-  // other objects.
+  // None means the model. `instances`: their class must not change. `dicts`: pairs of an object, or False, and a dict, or False
+  // for the model's attributes. The dict's content must not change, except entries named `unwatched`; and it must still be the
+  // object's `__dict__`, if there is one. `lists`: their content must not change. `referents(*others)` lists the references that
+  // Python's garbage collector finds in all other objects.
   Watch(
       nb::handle model,
       const nb::list& instances,

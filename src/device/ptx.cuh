@@ -1,4 +1,5 @@
-// All inline assembly (PTX ISA): an instruction, or a few, under a name. What needs a newer GPU than sm_80 says so.
+// All inline assembly (PTX ISA): an instruction, or a few, under a name. Comments name instructions that need a newer GPU than
+// sm_80.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,7 +9,7 @@ namespace mlx_cuda {
 
 using Barrier = unsigned long long;
 
-// What the driver writes as CUtensorMap.
+// A CUtensorMap, as the driver encodes it.
 struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
@@ -65,7 +66,8 @@ __device__ inline unsigned raise(unsigned value) {
   return raised;
 }
 
-// A number that stays in its register: thread numbers would be asked for again in each turn, which takes longer than a product.
+// Keeps a number in its register: the compiler would read thread indices again in each iteration, which takes longer than a
+// multiplication.
 __device__ inline int kept(int value) {
   int same;
   asm volatile("mov.b32 %0, %1;" : "=r"(same) : "r"(value));
@@ -78,7 +80,7 @@ __device__ inline void hide(int& row) {
 }
 
 // ------------------------------------------------------------------------------------------------------------------------ memory
-// 16 bytes that nobody writes meanwhile: kept in the L1 cache where several warps of a block share them.
+// 16 bytes that no thread writes during the kernel: cached in L1, if several warps of a block share them.
 template <bool Shared>
 __device__ inline uint4 load16(const void* pointer) {
   uint4 value;
@@ -246,7 +248,7 @@ __device__ inline uint4 load_matrices_transposed(unsigned address) {
   return v;
 }
 
-// Of a matrix of 8 by 8 numbers of 16 bits, two adjacent ones of a row in each lane.
+// An 8 by 8 matrix of 16-bit numbers, two adjacent ones of a row in each lane.
 __device__ inline unsigned transposed(unsigned pair) {
   unsigned out;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
@@ -302,7 +304,7 @@ __device__ inline void store_in_cluster(unsigned to, float x, float y, float z, 
 __device__ inline void barrier_init(Barrier* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
 }
-// Makes initialised barriers known to the copy engine.
+// Makes initialized barriers visible to TMA.
 __device__ inline void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -322,7 +324,7 @@ __device__ inline void barrier_wait(Barrier* barrier, int parity) {
       : "memory");
 }
 
-// A box of a tensor of four dimensions, the innermost first; what lies outside of the tensor is zero.
+// A box of a tensor of four dimensions, the innermost first; outside of the tensor it is zero.
 __device__ inline void copy_box(void* shared, const TensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
@@ -350,7 +352,7 @@ __device__ inline void copy_box_once(
       : "memory");
 }
 
-// Ordinary writes to shared memory become visible to products and copies that begin later.
+// Makes ordinary writes to shared memory visible to later wgmma and TMA instructions.
 __device__ inline void shared_writes_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -374,8 +376,8 @@ __device__ inline void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
-// ----------------------------------------------------------------------------------------------- products of warpgroups (sm_90a)
-// Operands in shared memory (swizzled over 128 bytes, as the copy engine writes them) or registers, sums in registers.
+// ---------------------------------------------------------------------------------------------------- wgmma (warpgroups, sm_90a)
+// Operands in shared memory (128-byte swizzle, as TMA writes them) or registers, accumulators in registers.
 
 // Rows of 128 bytes in groups of 8. `leading` is the distance in bytes between blocks of 64 columns of a matrix whose columns are
 // adjacent in memory although it is read by rows (V); it does not matter otherwise.
@@ -397,7 +399,7 @@ template <int Pending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
-// Sums after the wait for their products: nothing that uses them may move in front of it.
+// Accumulators after the wait for wgmma: their uses may not move before it.
 template <int Count>
 __device__ inline void wgmma_results(float (&d)[Count]) {
 #pragma unroll

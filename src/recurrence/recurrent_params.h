@@ -1,4 +1,4 @@
-// What the recurrent kernel's host and device code share.
+// Constants and parameters that the recurrent kernel's host and device code share.
 #pragma once
 
 namespace mlx_cuda {

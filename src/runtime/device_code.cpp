@@ -16,7 +16,7 @@ namespace mlx_cuda {
 
 namespace {
 
-// The fatbins by source. A string's heap memory lies on 16 bytes, as the driver wants a fatbin to.
+// The fatbins by source. A string's heap memory is aligned to 16 bytes, as the driver needs it.
 std::map<std::string, std::string, std::less<>>& device_code() {
   static auto& fatbins = *new std::map<std::string, std::string, std::less<>>;  // never destroyed: a thread may outlive main
   return fatbins;

@@ -58,7 +58,7 @@ void allocate_from_pool(mx::array& out, const mx::Stream& stream) {
   }));
 }
 
-// Whether MLX's allocator can be had (mlx_internals.h), tried once: the array is owned by MLX and lies in device memory.
+// Whether MLX's allocator can be used (mlx_internals.h), tried once: the array is owned by MLX and is in device memory.
 bool mlx_allocates(const mx::Stream& stream) {
   if (const char* route = std::getenv("MLX_CUDA_ALLOCATION"); route && std::string_view(route) == "pool") {
     return false;
@@ -129,7 +129,7 @@ mx::array temporary_in_turn(mx::Shape shape, mx::Dtype dtype, CommandEncoder& en
   if (own_temporaries > 0) {
     return temporary(std::move(shape), dtype, encoder, stream);
   }
-  // Work that is under way holds the memory; nobody else does.
+  // Only work that has not finished holds the memory.
   static thread_local std::unordered_map<int, std::array<std::weak_ptr<mx::array>, 2>> all;
   auto& [older, newer] = all[stream.index];
   mx::array out = empty_array(std::move(shape), dtype);
@@ -176,7 +176,7 @@ mx::array contiguous_copy(const mx::array& in, CommandEncoder& encoder, const mx
   static KernelModule kernels("copy");
 #define MLX_CUDA_COPY_ROW(name, type, bytes) {#name, {bytes}},
   static constexpr auto table = std::to_array<KernelRow<std::size_t>>({MLX_CUDA_COPY_KERNELS(MLX_CUDA_COPY_ROW)});
-  const bool small = in.nbytes() < 16;  // with more room MLX's allocator puts it on 16 bytes
+  const bool small = in.nbytes() < 16;  // larger arrays are aligned to 16 bytes by MLX's allocator
   mx::array out =
       small ? view(temporary({16}, in.dtype(), encoder, stream), in.shape()) : temporary(in.shape(), in.dtype(), encoder, stream);
   Layout layout{};

@@ -12,7 +12,7 @@ namespace mlx_cuda {
 
 namespace {
 
-// An explicit instantiation may name private members. There is one of each in a program, so it stands in no header.
+// An explicit instantiation may name private members. There is one of each in a program, so it cannot be in a header.
 template <typename Name, auto Member>
 struct Open {
   friend constexpr auto member(Name) {

@@ -33,7 +33,7 @@ class KernelNode {
     return mx::gpu_ptr<T>(out);
   }
 
-  // The arguments have the kernel's types, to the letter. They are only copied.
+  // The arguments have exactly the kernel's types. They are only copied.
   template <typename... Arguments>
   void launch(CUfunction kernel, dim3 grid, unsigned threads, unsigned shared_bytes, const Arguments&... arguments) {
     encoder_.add_kernel_node_ex(kernel, grid, dim3(threads), dim3(), shared_bytes, const_cast<Arguments&>(arguments)...);

@@ -1,5 +1,5 @@
-// Operands of 16-bit floats as tensor maps of Hopper's bulk tensor copy engine. Boxes are `rows` rows of 64 columns of one matrix,
-// swizzled over 128 bytes; what lies outside of the array is zero.
+// Tensor maps of 16-bit operands for Hopper's TMA. Boxes are `rows` rows of 64 columns of one matrix, with 128-byte swizzle;
+// outside of the array they are zero.
 #pragma once
 
 #include "runtime/arrays.h"

@@ -13,8 +13,8 @@ namespace mlx_cuda {
 
 namespace {
 
-// Inputs: q, k, v and perhaps sinks, float32. Outputs: the attention and, with `lse`, the logarithm of what its softmax divides by.
-// That is for the backward: to the derivatives it is no function of the inputs (lse.h has one that is).
+// Inputs: q, k, v and perhaps sinks, float32. Outputs: attention and, with `lse`, the log-sum-exp, which is for the backward
+// pass: it has no gradient here (lse.h has one).
 class Attention final : public Sdpa {
  public:
   Attention(const mx::Stream& stream, const AttentionOptions& options) : Sdpa(stream, options, 3) {}

@@ -29,7 +29,7 @@ bool can_read(const mx::array& in) {
 // The exponentials of 0 - lse overflow where lse is below -88 (-11 in float16), and the gradient of q is NaN.
 bool forgets_the_end(const SdpaProblem& problem) {
   constexpr int tile = 64;
-  const bool hopper = device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 9;  // whatever our kernels are told
+  const bool hopper = device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 9;  // even if another is named
   return hopper && !problem.causal && problem.kv_length % (2 * tile) == tile;
 }
 

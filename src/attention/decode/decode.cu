@@ -31,8 +31,8 @@ struct Slice {
   }
 };
 
-// Which tiles of a segment a slice takes: numbers index, index + count, ... What is known of 32 of them lies in the lanes of each
-// warp: which keys are seen, or the page, which holds whole tiles.
+// The tiles of a segment that a slice computes: index, index + count, … The lanes of each warp hold the state of 32 of them: the
+// visible keys, or the page, which holds whole tiles.
 template <bool Team, Keys Kind>
 struct TileSequence {
   const DecodeParams& p;
@@ -155,7 +155,7 @@ struct TileRing {
     commit_copies();
   }
 
-  // Waits for the tile of a stage, which nobody needs any more, and copies another.
+  // Waits for the tile of a stage and loads another into the stage that is free.
   __device__ void advance(int stage) {
     wait_copies<kStages - 2>();
     __syncwarp();

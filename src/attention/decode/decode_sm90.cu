@@ -1,9 +1,8 @@
-// Attention of few queries on Hopper, for more rows than one tile of mma.sync holds: the ring of decode.cu with the bulk tensor
-// copy engine and wgmma.
+// Decode attention on Hopper for more rows than one tile of mma.sync: the pipeline of decode.cu with TMA and wgmma.
 //
-// The queries of all heads that share a kv head are the 64 rows of a warpgroup's products, whose operands the tensor cores read
-// from shared memory themselves: with mma.sync each warp of 16 rows would load all keys and values into its registers again. One
-// producer warp copies tiles of keys and values, across the units that the block has, as far ahead as the ring holds.
+// The queries of all heads that share a kv head are the 64 rows of a warpgroup's wgmma, whose operands the tensor cores read from
+// shared memory: with mma.sync, each warp of 16 rows would load all keys and values into its registers again. One producer warp
+// prefetches tiles of keys and values, across the block's units of work, as far ahead as there are stages.
 #include "attention/decode/kernels.h"
 #include "attention/decode/results.cuh"
 #include "device/ptx.cuh"
@@ -16,7 +15,7 @@ namespace mlx_cuda {
 [[maybe_unused]] constexpr int kGroupRows = Sm90Traits::kGroupRows;
 [[maybe_unused]] constexpr int kConsumers = Sm90Traits::kConsumers;
 [[maybe_unused]] constexpr int kTileKeys = Sm90Traits::kTileKeys;
-[[maybe_unused]] constexpr int kChunk = 64;  // columns that lie in 128 adjacent bytes
+[[maybe_unused]] constexpr int kChunk = 64;  // columns in 128 adjacent bytes
 
 // A block's shared memory. The groups have 64 rows each and share the tiles, or share the rows and take tiles in turn, as
 // `row_groups` says.
@@ -122,7 +121,7 @@ __device__ inline void clear_rows(const Segment& s, char* values, int key0, int 
   sync_some(barrier, threads);
 }
 
-// What a thread has of two rows that are 8 apart: columns 2c and 2c + 1 of every 8, not yet divided by `sum`.
+// A thread's part of two rows that are 8 apart: columns 2c and 2c + 1 of every 8, not yet divided by `sum`.
 template <int D>
 struct Rows {
   float out[D / 2] = {};
@@ -275,7 +274,7 @@ __device__ inline void consume(const DecodeParams& p, const Shared<D>& shared) {
   Segment s;
   int first_turn = 0;  // how many tiles have been in the ring before
   for (; segments.next(s); first_turn += s.tiles) {
-    sync_some(1, kConsumers);  // nobody reads the last unit's queries and results any more
+    sync_some(1, kConsumers);  // the last unit's queries and results are free
     load_queries<T, D>(p, s, shared.queries);
     sync_some(1, kConsumers);
 

@@ -1,4 +1,4 @@
-// How the decode kernel for quantised keys and values is called.
+// Parameters of the decode kernel for a quantized KV cache.
 #pragma once
 
 #include "attention/decode/params.h"

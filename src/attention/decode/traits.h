@@ -13,7 +13,7 @@ constexpr int result_bytes(int rows, int width) {
   return rows * (result_pitch(width) + 2) * 4;
 }
 
-// What threads that merge parts of a unit take: four columns, a maximum and a sum for each.
+// The work of threads that merge parts of a unit: four columns, a maximum and a sum for each.
 constexpr int merge_bytes(int threads) {
   return threads * 6 * 4;
 }

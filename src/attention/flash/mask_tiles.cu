@@ -34,7 +34,7 @@ __device__ inline unsigned word_of(const unsigned char* row, long long stride, i
   return bits;
 }
 
-// What is known of some numbers of an additive mask.
+// Statistics of some numbers of an additive mask.
 struct Seen {
   float peak = -kInfinity;
   bool hidden = true;
@@ -47,7 +47,7 @@ struct Seen {
   }
 };
 
-// Looks at the keys of a row that one of its four lanes has: 16 bytes of each 64, where the row lies so.
+// Reads the keys of a row that belong to one of its four lanes: 16 of each 64 bytes, if the row is aligned.
 template <typename T>
 __device__ inline Seen look(const T* row, long long stride, int key0, int count, int keys) {
   constexpr int per_lane = kVectorSize<T>;

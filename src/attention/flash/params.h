@@ -1,4 +1,4 @@
-// What the flash kernels (flash.cu, flash_sm90.cu) take by value; filled by attention/flash/primitive.cpp.
+// Parameters of the flash kernels (flash.cu, flash_sm90.cu), passed by value; attention/flash/primitive.cpp fills them in.
 #pragma once
 
 namespace mlx_cuda {

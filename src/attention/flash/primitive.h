@@ -22,7 +22,7 @@ struct PackedArrays {
   MaybeArray sinks;
 };
 
-// What no sequence is longer than.
+// An upper limit of the sequences' lengths.
 struct PackedLengths {
   int q;
   int k;

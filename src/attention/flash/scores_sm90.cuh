@@ -1,4 +1,4 @@
-// What happens to the scores of a tile, as wgmma leaves them in registers: softcap, masks, and the keys that a row does not see.
+// Softcap and masks on the scores of a tile, in the registers of wgmma's accumulator.
 #pragma once
 
 #include "attention/flash/kernels.h"

@@ -49,8 +49,7 @@ struct Place {
     shift = end - rows;
     left = p.window_left;
     right = p.window_right;
-    // What a row sums does not depend on what stands before its sequence. A mask's tiles and bits are counted from the first
-    // column.
+    // A row's sum does not depend on tokens before its sequence. Tiles and bits of a mask are counted from the first column.
     const bool masked = p.mask.tiles || p.mask.bits || p.mask.values;
     origin = masked ? 0 : begin;
     const int from = lowest(row0) - origin;

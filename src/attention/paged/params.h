@@ -1,4 +1,4 @@
-// What the kernel that writes to a paged cache takes by value; filled by attention/paged/primitive.cpp.
+// Parameters of the kernel that writes to a paged KV cache, passed by value; attention/paged/primitive.cpp fills them in.
 #pragma once
 
 namespace mlx_cuda {

@@ -18,7 +18,7 @@ namespace mlx_cuda {
 
 void Step::record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places) {
   Plan plan = capturing([&] { return Plan(result); });
-  // What is the caller's, weights among it, is computed and launched before anything is captured: its errors are MLX's own.
+  // The caller's arrays, such as weights, are computed and launched before the capture: their errors are MLX's own.
   mx::eval(plan.constants());
   mx::eval(tokens);
   auto& encoder = mx::cu::get_command_encoder(stream_);

@@ -38,7 +38,7 @@ AddDependencies with_data() {
   return found;
 }
 
-// Edges without those that others imply. These would make forks of a chain, whose kernels PDL would not reach. Edges to a node lie
+// Removes edges that others imply. They would turn a chain into forks, for whose kernels there is no PDL. Edges to a node come
 // before those from it.
 std::vector<std::pair<CUgraphNode, CUgraphNode>> reduced(const std::vector<CUgraphNode>& from, const std::vector<CUgraphNode>& to) {
   std::unordered_map<CUgraphNode, std::size_t> indices;

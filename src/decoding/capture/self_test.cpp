@@ -125,7 +125,7 @@ void run(EncodedGraph encoded, CommandEncoder& encoder) {
   MLX_CUDA_CHECK(launched);
 }
 
-// `arrays`: those that the nodes use, which whoever calls keeps until they have run.
+// `arrays`: those that the nodes use. The caller keeps them until the nodes have run.
 void check(Arrays& arrays, CommandEncoder& encoder, const mx::Stream& stream) {
   arrays.push_back(mx::arange(0, kSize, mx::float32, stream));
   arrays[0].eval();

@@ -1,4 +1,4 @@
-// What says that a step cannot be captured.
+// The error of a step that cannot be captured.
 #pragma once
 
 #include <exception>

@@ -1,4 +1,4 @@
-// What cuBLASLt's epilogues do, for the products for which it has none.
+// Epilogues for GEMMs for which cuBLASLt has none.
 #include "device/activation.h"
 #include "device/types.cuh"
 #include "device/vector.cuh"

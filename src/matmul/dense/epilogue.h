@@ -1,4 +1,4 @@
-// What follows a GEMM for which cuBLASLt has no fused epilogue.
+// The epilogue of a GEMM for which cuBLASLt has no fused one.
 #pragma once
 
 #include "device/activation.h"

@@ -150,7 +150,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     return false;
   }
 
-  // Derivatives alone ask for it, and to these all inputs but the bias are constants.
+  // Called only for gradients, for which all inputs except the bias are constants.
   Arrays compose(const Arrays& inputs) const override {
     if (!state_.has_bias) {
       throw std::runtime_error("[fp8_matmul] Products of codes have no derivatives.");
@@ -229,7 +229,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     node.writes(out);
   }
 
-  // A GEMM without scales in float32, and a kernel of ours: for a library that has none scaled by rows.
+  // A GEMM without scales in float32, and a kernel that applies them: for libraries without scales by row.
   void scale_later(
       MatmulProblem problem,
       MatmulPointers pointers,

@@ -66,7 +66,7 @@ class QuantizeFp8 final : public Stateful<Fp8Part> {
     return false;
   }
 
-  // The input is a constant to derivatives.
+  // The input is a constant for gradients.
   Arrays compose(const Arrays&) const override {
     throw std::runtime_error("[quantize_fp8] Codes have no derivatives.");
   }

@@ -68,7 +68,7 @@ std::optional<OneGemv> dense_of_experts(const mx::array& out) {
   return OneGemv{out.inputs()[0], out, w, {}, {}, {}, w.shape(columns), w.shape(inner), found->chosen};
 }
 
-// Two blocks of a multiprocessor, which keeps a little of its memory from each: this product's and the next one's.
+// Two blocks per SM, with a little shared memory reserved for each: this GEMV's and the next one's.
 int memory_of_two() {
   return (shared_memory_limit() - 1024) / 2;
 }

@@ -1,21 +1,21 @@
-// How the products of a step's few rows are called, and how they divide their work.
+// Parameters of the GEMVs of a decode step, and how they divide their work.
 #pragma once
 
 namespace mlx_cuda {
 
-// What becomes of the sums.
+// The epilogue of the sums.
 enum class GemvEpilogue : int {
   none,
   add,         // plus another array
   swiglu,      // silu of the first part times the second
-  geglu,       // gelu likewise
+  geglu,       // exact gelu
   geglu_tanh,  // its approximation
 };
 constexpr bool is_gated(GemvEpilogue epilogue) {
   return epilogue >= GemvEpilogue::swiglu;
 }
 
-// How w lies in memory, and what follows of it.
+// The format of w in memory, and constants that depend on it.
 struct GemvForm {
   int bits = 16;
   int group_shift = 5;  // log2 of the values that share a scale
@@ -24,7 +24,7 @@ struct GemvForm {
   constexpr bool packed() const {
     return bits < 16;
   }
-  // Whether products take packed values as integers (operands.cuh), and not as 16-bit numbers (unpacked_rows.cuh).
+  // Whether packed values are multiplied as integers (operands.cuh), not as 16-bit numbers (unpacked_rows.cuh).
   constexpr bool integers() const {
     return !floats && (bits == 4 || bits == 8);
   }
@@ -65,20 +65,20 @@ struct GemvForm {
 struct GemvPart {
   const void* w;       // [columns, inner], 16-bit or packed
   const void* scales;  // [columns, inner / a group's values], of packed ones, and
-  const void* biases;  // likewise, of packed integers
+  const void* biases;  // of packed integers
   void* out;           // [rows, columns]
   int columns;
   int first;  // of all parts' rows of w, the first of its own
 };
 
-// x is [rows, inner], of which each row may be normalised first: x / sqrt(mean(x^2) + eps) * norm.
+// x is [rows, inner]; each row may be normalized first: x / sqrt(mean(x^2) + eps) * norm.
 //
-// Of experts, w of a part is all their matrices, of which the kernel reads the chosen ones. Either each gives `expert_rows` rows of
-// the result, one expert after another; or each is multiplied by its own row of x, and their products are summed, as if inner were
-// `turns` times as long.
+// MoE: w of a part is the matrices of all experts, of which the kernel reads the chosen ones. Either each gives `expert_rows`
+// rows of the result, one expert after another; or each is multiplied by its own row of x, and the results are summed, as if
+// inner were `turns` times as long.
 //
 // A block has `block_rows` adjacent rows of all parts, or of both parts that are gated. Halves of tiles are up to 8 rows of one
-// part. Warps take the block's units of work in turn, so that together they read what is adjacent.
+// part. Warps take turns at the block's units of work, so that together they read adjacent memory.
 struct GemvParams {
   static constexpr int kMostParts = 3;
   static constexpr int kMostChosen = 32;  // experts: a lane for each
@@ -102,7 +102,7 @@ struct GemvParams {
   int inner;
   int chosen;       // experts
   int expert_rows;  // of w, of each
-  int turns = 1;    // experts whose products are summed: x is [turns, inner] then, otherwise each expert has rows of the result
+  int turns = 1;    // experts whose results are summed: x is [turns, inner]; otherwise each expert has rows of the result
   int group_shift;  // of w's form
   int parts;
   int row_limit;   // of all parts' rows of w; of one where they are gated
@@ -117,8 +117,8 @@ struct GemvParams {
   constexpr int units(const GemvForm& form) const {
     return turns * turn_units(form);
   }
-  // Bytes of a row of x, with zeros up to a whole unit: 16-bit numbers, or both halves of integers of 16 bits. The first values of
-  // what threads read at once do not lie in the same banks.
+  // Bytes of a row of x, padded with zeros to a whole unit: 16-bit numbers, or both halves of integers of 16 bits. Rows start in
+  // different banks.
   constexpr int x_distance(const GemvForm& form) const {
     return units(form) * form.unit_values() * 2 + (!form.packed() ? 16 : form.integers() ? 128 : 64);
   }
@@ -129,7 +129,7 @@ struct GemvParams {
   constexpr int groups_bytes(const GemvForm& form) const {
     return form.integers() ? units(form) * 2 * groups_of_span(form) * 8 : 0;
   }
-  // Of a row's scales, with zeros up to a whole unit; an odd number of 8 bytes, so that rows lie in different banks.
+  // Bytes of a row's scales, padded with zeros to a whole unit; an odd number of 8 bytes, so that rows start in different banks.
   constexpr int scales_distance(const GemvForm& form) const {
     return form.packed() ? (units(form) * form.scale_bytes(form.unit_values()) + 7) / 8 / 2 * 16 + 8 : 0;
   }

@@ -1,4 +1,4 @@
-// What the kernels of grouped products are called with, and how they divide their work and their shared memory.
+// Parameters of the grouped GEMM kernels, and how they divide their work and their shared memory.
 #pragma once
 
 namespace mlx_cuda {
@@ -35,8 +35,7 @@ struct GroupedQuantizedParams {
   int group_shift;      // log2 of a group's values
 };
 
-// The gradient of the matrices: for each group, [rows_out, columns], the sum over its rows of the products of a row of y and one of
-// x.
+// The gradient of the weights: for each group, [rows_out, columns] = y^T x over its rows.
 struct GroupedGradientParams {
   const int* offsets;
   const void* x;  // [rows, columns]
@@ -69,7 +68,7 @@ struct GatherParams {
   int row_units;  // of 16 bytes
 };
 
-// The product of few rows, each with the weights of its pair.
+// The GEMV of few rows, each with the weights of its pair.
 struct GatherMvParams {
   const unsigned* lhs;  // as above
   const unsigned* rhs;
@@ -86,7 +85,7 @@ struct GatherMvParams {
   int depth;
 };
 
-// Tiles of the results without Hopper's instructions, of products and gradients.
+// Tiles of the result without Hopper's instructions, for the GEMM and the gradient.
 struct GroupedTile {
   static constexpr int kRows = 128;
   static constexpr int kColumns = 128;
@@ -113,7 +112,7 @@ struct GroupedSm90Tile {
   constexpr int weight_bytes() const {
     return columns * kDepth * 2;
   }
-  // Swizzled boxes lie on 1024 bytes; each stage has two barriers.
+  // Swizzled boxes are aligned to 1024 bytes; each stage has two barriers.
   constexpr int shared_bytes() const {
     return stages * (kRowBytes + weight_bytes()) + 1024 + 2 * stages * 8;
   }
@@ -121,7 +120,7 @@ struct GroupedSm90Tile {
 
 inline constexpr GroupedSm90Tile kGroupedGradientSm90{128, 6};
 
-// With quantised weights, of which some steps wait packed behind the ring.
+// With quantized weights: some steps wait packed after the stages.
 struct GroupedQuantizedSm90 {
   static constexpr GroupedSm90Tile kTile{256, 4};
   static constexpr int kProducers = 128;

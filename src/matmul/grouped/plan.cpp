@@ -73,7 +73,7 @@ void launch_portable(KernelNode& node, const std::string& name, const Params& pa
   node.launch(kernel, std::max(blocks, 1) * multiprocessors(), GroupedTile::kThreads, shared, params);
 }
 
-// What GatherParams and GatherMvParams have in common.
+// Common parts of GatherParams and GatherMvParams.
 template <typename Params>
 void describe(Params& params, const GatherPairs& pairs, KernelNode& node) {
   const mx::array& x = pairs.x;

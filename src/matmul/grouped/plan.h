@@ -1,4 +1,4 @@
-// The nodes of grouped matrix products, for the primitives that are made of them.
+// The nodes of grouped GEMMs, for the primitives that use them.
 #pragma once
 
 #include "runtime/arrays.h"
@@ -9,7 +9,7 @@
 
 namespace mlx_cuda {
 
-// Rows that lie by group. What these arrays hold, only the GPU knows.
+// Rows sorted by group. The contents of these arrays are known only on the GPU.
 struct GroupedRows {
   mx::array x;          // [rows, depth], float16 or bfloat16
   mx::array offsets;    // int32: where groups begin and the last one ends, or only where they end
@@ -61,8 +61,7 @@ void encode_offsets(const mx::array& indices, int matrix_rows, int groups, mx::a
 void encode_grouped(
     const GroupedRows& rows, const GroupedWeights& weights, int first, int groups, mx::array& out, CommandEncoder& encoder);
 
-// Adds the node that writes out [groups, y's columns, x's columns]: sums over the rows of a group of the products of a row of y and
-// one of x.
+// Adds the node that writes out [groups, y's columns, x's columns]: y^T x over the rows of each group.
 void encode_grouped_gradient(const GroupedRows& rows, const mx::array& y, int groups, mx::array& out, CommandEncoder& encoder);
 
 // Adds the node that writes out [pairs, matrix_rows, columns], each row from the weights of its pair: for few pairs.

@@ -1,5 +1,4 @@
-// What grouped products and their gradient on Hopper have in common: the ring of shared memory through which both operands pass
-// from those that copy to those that multiply, and how these write what they have summed.
+// Common parts of grouped GEMMs and their gradient on Hopper: the pipeline stages of both operands, and the epilogue.
 #pragma once
 
 #include "device/ptx.cuh"

@@ -1,4 +1,4 @@
-// How the tiles of a grouped product are found on the GPU, from offsets that the host does not know, and how they are written.
+// The tile scheduler of grouped GEMMs on the GPU, from offsets that the host does not know, and the output of tiles.
 #pragma once
 
 #include "matmul/grouped/params.h"
@@ -8,7 +8,7 @@
 
 namespace mlx_cuda {
 
-// What an offset says, held to the rows that there are; 0 where there is none.
+// An offset, clamped to the number of rows; 0 without offsets.
 __device__ inline int group_bound(const int* offsets, int at, int rows) {
   return at < 0 ? 0 : min(max(offsets[at], 0), rows);
 }

@@ -23,7 +23,7 @@ constexpr auto kMergeKernels = std::to_array<KernelRow<std::string_view>>({MLX_C
 constexpr auto kOrderKernels =
     std::to_array<KernelRow<std::string_view>>({MLX_CUDA_QUANTIZED_SM90_KERNELS(MLX_CUDA_ORDER_ROW, MLX_CUDA_NO_ROW)});
 
-// What all kernels are told.
+// Parameters of all kernels.
 void describe(const SmallMCall& call, QuantizedGemmParams& params) {
   const auto& [kernel, x, in, lhs, rhs, out, transpose, rows, batches, encoder, stream] = call;
   set_weights(params, in);
@@ -101,7 +101,7 @@ constexpr int kBatchRows = 4;
 constexpr int kFewestShared = 9;         // pairs: the experts of one token are different
 constexpr double kMostDifferent = 0.92;  // experts, of the pairs: with more, finding the others costs what it saves
 
-constexpr int kLargeShared = 160 << 10;  // bytes of shared memory, from which on 16 warps have room
+constexpr int kLargeShared = 160 << 10;  // bytes of shared memory, from which on 16 warps fit
 
 struct SmallMPlan {
   SmallMParams params{};

@@ -1,8 +1,8 @@
-// Grouped GEMM with quantised weights on Hopper: as in grouped_sm90.cu, but the producers are a whole warpgroup, which
-// unpacks the weights of a part into the ring.
+// Grouped GEMM with quantized weights on Hopper: as grouped_sm90.cu, but the producers are a whole warpgroup, which dequantizes
+// the weights of a part into the stages.
 //
-// Each producer has a pair of half rows of the packed weights, which it has copied itself, a few steps before, from global memory
-// to its own places in shared memory: nobody waits for another there.
+// Each producer has a pair of half rows of the packed weights, which it has loaded itself, a few steps before, from global to
+// shared memory: no other thread reads them, so it waits for none.
 #include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "matmul/grouped/tiles_sm90.cuh"
@@ -79,7 +79,7 @@ class Ahead {
   }
 
  private:
-  // What has no weights is not multiplied.
+  // Tiles without weights are skipped.
   __device__ void begin_tile() {
     GroupTile tile;
     step_ = 0;

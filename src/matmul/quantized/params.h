@@ -1,9 +1,9 @@
-// What the kernels of quantised weights take by value, and how they divide their work and their shared memory.
+// Parameters of the kernels with quantized weights, and how they divide their work and their shared memory.
 #pragma once
 
 namespace mlx_cuda {
 
-// Bytes on which rows lie for kernels that read chunks of 32 values or 16 bytes, or pieces of 8 values.
+// Alignments of rows for kernels that read chunks of 32 values or 16 bytes, or pieces of 8 values.
 constexpr int chunk_alignment(int bits) {
   return bits % 4 == 0 ? 16 : bits % 2 == 0 ? 8 : 4;
 }
@@ -19,7 +19,7 @@ struct QuantizedGemmParams {
   const void* scales;        // the same with a number for each group of the last
   const void* biases;        // the same, or null
   const unsigned* x_index;   // which matrix of x each batch takes, one after the last being the last; null: its own number
-  const unsigned* w_index;   // which expert, likewise; null: its own number
+  const unsigned* w_index;   // each row's expert; null: its own number
   void* out;                 // [batches, rows, columns]
   float* partial;            // the sums of each split, or null: one split
   long long x_distance;      // from one matrix of x to the next
@@ -80,13 +80,13 @@ struct PlainKernel {
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kRows = 4;                                   // of x, of a block
   static constexpr int kColumns = 32 * 8;                           // of the result, of a block
-  static constexpr int kWarpColumns = 4;                            // likewise of a warp with w transposed
+  static constexpr int kWarpColumns = 4;                            // of a warp with w transposed
   static constexpr int kTransposedColumns = kWarps * kWarpColumns;  // and of a block
 };
 
 // ---------------------------------------------------------- rows and the experts that they name, on Hopper (quantized_moe_sm90.cu)
-// The pairs of a batch, as many as a product has columns: their rows of x, where their results begin if the batch's first tile has
-// that number, and how many there are.
+// The pairs of a batch, at most as many as an MMA has columns: their rows of x, the start of their results if the batch's first
+// tile has that number, and how many there are.
 struct MoeBatch {
   unsigned x_rows[8];
   unsigned results[8];
@@ -94,12 +94,11 @@ struct MoeBatch {
   int unused[3];
 };
 
-// A product is one row of x times one expert: a pair. columns is a multiple of a tile's rows, inner of a slice, and scales are
-// wide.
+// A pair is one row of x and one expert. columns is a multiple of a tile's rows, inner of a slice, and scales are wide.
 struct MoeParams : QuantizedGemmParams {
   int row_scales;  // bytes of a row's scales
   int pairs;       // kMostPairs at most
-  int batch_rows;  // most pairs of one expert that are columns of one product, a batch
+  int batch_rows;  // most pairs of one expert in one GEMM, a batch
 
   static constexpr int kMostPairs = 64;
   static constexpr int kBlocks = 4;                       // on a multiprocessor
@@ -118,7 +117,7 @@ struct MoeParams : QuantizedGemmParams {
 // ------------------------------------------------------------------------ some rows of x, on Hopper (quantized_sm90.cu)
 // out = x @ w^T; `partial` is [batches, row blocks, tiles of columns, splits, block rows, columns of a tile].
 struct QuantizedSm90Params : SplitKParams {
-  void* ordered;      // x as products read it
+  void* ordered;      // x in the order of the MMA
   unsigned* arrived;  // splits that have written theirs, of each result of a block; unused with one
   int results;        // of blocks
 };

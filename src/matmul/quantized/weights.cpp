@@ -43,7 +43,7 @@ bool matrices_adjacent(const mx::array& in) {
   return rows_adjacent(in) && (in.strides(-2) == in.shape(-1) || in.shape(-2) == 1);
 }
 
-// Whether the scales, and the biases, are read where they lie.
+// Whether scales and biases are read without a copy.
 bool scales_fit(const QuantizedWeights& weights) {
   const auto distance = matrix_distance(weights.scales);
   return distance && matrices_adjacent(weights.scales) &&
