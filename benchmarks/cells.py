@@ -21,8 +21,8 @@ WORDS = (
     (r"\bours\b", "mlx-cuda"), (r"\bupstream\b", "MLX"), (r"\bdequantised\b", "dequantize"), (r", experts\b(?! of)", " (MoE)"),
     (r"\bcomposed\b", "fallback"), (r"\brecording it failed\b", "capture failed"),
     (r"\brecorded\b", "captured"), (r"\bplace on the host\b", "position on the CPU"),
-    (r"\bproduct(s?) of experts\b", r"MoE GEMV\1"), (r"\bproduct(s?)\b", r"GEMV\1"),
-    (r"\bsum over GPUs\b", "all-reduce"), (r"\bquantised\b", "quantized"), (r"sorted rows\b", "sorted tokens"), (r"tokens of (\d+) experts\b", r"tokens, top-\1"),
+    (r"\bproduct(s?) of experts\b", r"MoE GEMV\1"), (r"\bproduct(s?)\b", r"GEMV\1"), (r"\bsum over GPUs\b", "all-reduce"),
+    (r"\bquantised\b", "quantized"), (r"sorted rows\b", "sorted tokens"), (r"tokens of (\d+) experts\b", r"tokens, top-\1"),
     (r"\bskinny\b", "small_m"),
 )  # fmt: skip
 ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches

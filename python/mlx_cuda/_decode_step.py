@@ -40,7 +40,7 @@ class StepCall(Call[Any]):
     stream: StreamOrDevice = None
 
     @cached_property
-    def choice(self) -> Choice:  # type: ignore[override]  # found only where somebody asks
+    def choice(self) -> Choice:  # type: ignore[override]  # computed only if read
         if setting.on:
             return Choice("mlx", INVARIANT)
         state = decoding_of(self.model)
@@ -52,7 +52,7 @@ class StepCall(Call[Any]):
         return Choice("replay", f"its step was captured: {state.captures[0].step.nodes} nodes in one launch")
 
     def kernel(self) -> str:
-        """What a captured step consists of."""
+        """The nodes of a captured step."""
         if self.choice.engine != "replay":
             return ""
         return ", ".join(f"{count} {name}" for name, count in decoding_of(self.model).captures[0].step.primitives.items())

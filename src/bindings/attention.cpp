@@ -127,7 +127,7 @@ void bind_attention(nb::module_& m) {
       [](const Arrays& arrays) {
         return std::any_of(arrays.begin(), arrays.end(), [](const mx::array& in) { return in.is_tracer(); });
       },
-      "arrays"_a, "Whether gradients, or other transformations, of a function of these may be asked for.");
+      "arrays"_a, "Whether a function of these may be differentiated or otherwise transformed.");
   m.def(
       "evaluated",
       [](const Arrays& arrays) {

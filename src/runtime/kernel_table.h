@@ -43,7 +43,7 @@ const char* kernel_for(const std::array<KernelRow<Made...>, N>& table, const std
       }
     };
     (say(made), ...);
-    throw Unavailable(std::string("[mlx_cuda] There is no kernel such as ") + table[0].name + " for" + call.str() + ".");
+    throw Unavailable(std::string("[mlx_cuda] There is no kernel such as ") + table[0].name + " for the values" + call.str() + ".");
   }
   return found->name;
 }

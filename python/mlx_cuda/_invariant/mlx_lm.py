@@ -1,4 +1,4 @@
-"""What takes the place of functions of mlx-lm, of those that other packages have under the same names, and of MLX's that they hold."""
+"""Replacements of mlx-lm's functions, of other packages' functions of the same names, and of MLX's functions that they hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FUNCTIONS = {
     "ssm_update_kernel": STATES,
     "quantized_scaled_dot_product_attention": QUANTIZED,
 }
-CACHES = {  # whose method nobody gets around who uses them
+CACHES = {  # by a method that every use of them calls
     "RotatingKVCache": ("update_and_fetch", ROTATED),
     "BatchRotatingKVCache": ("update_and_fetch", ROTATED),
     "ChunkedKVCache": ("update_and_fetch", ROTATED),

@@ -24,7 +24,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found for a matmul: the bytes of the library's algorithm, its time, and that of the heuristic's choice."""
+    """The result for a matmul: the bytes of the library's algorithm, its time, and that of the heuristic's choice."""
 
     algorithm: str
     microseconds: float
@@ -32,7 +32,7 @@ class Tuned:
 
 
 def default_path() -> Path | None:
-    """What the variable names, else a file in the user's cache; None where the variable is empty, or the user has no home."""
+    """The file that the variable names, else one in the user's cache; None if the variable is empty, or the user has no home."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named else None
@@ -103,12 +103,12 @@ def write(path: Path, content: Any, what: str) -> bool:
 
 
 def found(module: NativeModule) -> dict[str, Tuned]:
-    """What the native module knows."""
+    """The algorithms that the native module knows."""
     return {key: Tuned(algorithm, time, first) for key, algorithm, time, first in module.tuned()}
 
 
 def restore(module: NativeModule, path: Path | None = None) -> None:
-    """Give the native module what a file holds. What the module knows already stays."""
+    """Give the native module a file's algorithms. Those that it has already stay."""
     path = path or default_path()
     matmuls = read(path) if path else None
     if matmuls:

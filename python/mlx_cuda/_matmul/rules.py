@@ -17,13 +17,13 @@ HALF_MULTIPLE = 32  # of k: the kernels for few rows of 16 bits read as many wei
 UNPACKED_MULTIPLE = 64  # of k: the grouped kernel that unpacks weights itself takes steps of these, and tiles of UNPACKED_COLUMNS of n
 UNPACKED_COLUMNS = 256
 UPSTREAM_TILE = 64  # MLX's CUDA kernels for many rows take multiples of this as k, or of the group size where that is more
-UPSTREAM_COLUMNS = 128  # likewise as n, and of these bits: that which dequantizes as it goes, on sm_80 and newer
+UPSTREAM_COLUMNS = 128  # a multiple of N, for the kernel that dequantizes in its main loop, on sm_80 and newer, with these bits
 UPSTREAM_BITS = (4, 8)
 FEWEST_UPSTREAM_TILES = 3  # of k, which that kernel reads ahead of: with fewer, beyond the ends of x and of the weights
 
 
-# One row of small 4-bit weights: MLX's kernel has less to do before it reads. It takes no vector, and nothing that does not lie row after
-# row: the native module sees that when the call is evaluated, and runs a kernel of mlx-cuda then.
+# One row of small 4-bit weights: MLX's kernel has less to do before it reads. It supports no vectors, and only row-contiguous
+# arrays: the native module sees that when the call is evaluated, and runs a kernel of mlx-cuda then.
 SMALL_WEIGHTS = 2**21
 SMALL_MULTIPLE = 512  # of k, as measured
 
@@ -91,7 +91,7 @@ def chosen(rule: Callable[[Case], Choice], case: Case, gpu: Gpu, *, otherwise: E
     """Apply a rule on this device; return ``otherwise`` if MLX does not run on CUDA."""
     if gpu.capability == (0, 0):
         return Choice(otherwise, gpu.absent)
-    if gpu.absent:  # no kernel of mlx-cuda takes a case that names no capability
+    if gpu.absent:  # no kernel of mlx-cuda supports a case without a capability
         return Choice(rule(case).engine, gpu.absent)
     return rule(case._replace(capability=gpu.capability))
 

@@ -191,7 +191,7 @@ ExecutionPlan::ExecutionPlan(std::unique_ptr<fe::graph::Graph> graph, cudnnHandl
     : graph_(std::move(graph)), handle_(handle) {
   auto accepted = [&](fe::error_t error) {
     if (is_full(error)) {
-      throw std::runtime_error("[attention] There is no memory for a plan of cuDNN's: " + error.get_message());
+      throw std::runtime_error("[attention] There is no memory for a cuDNN plan: " + error.get_message());
     }
     if (error.is_bad()) {
       refusal_ = error.get_message().empty() ? "cuDNN gave no reason" : error.get_message();

@@ -139,7 +139,7 @@ class PagedCacheUpdate final : public Fused {
 
   // The inputs that have gradients.
   Arrays compose(const Arrays&) const override {
-    throw std::invalid_argument("[paged_cache_update] Derivatives are not supported.");
+    throw std::invalid_argument("[paged_cache_update] Gradients are not supported.");
   }
 
   void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {

@@ -82,7 +82,7 @@ void Step::encode(const Plan& plan) {
       encoder.commit();
     }
     if (watch.committed()) {  // what came before it has run already, and is not in the graph
-      throw CaptureError("[decode_step] " + item->name + " launches kernels while it is captured, so that the step cannot be.");
+      throw CaptureError("[decode_step] " + item->name + " launches kernels while it is captured, so the step cannot be captured.");
     }
     ++primitives_[item->name];
     for (const mx::array& output : item->outputs) {

@@ -39,7 +39,7 @@ class Placed final : public StepPrimitive {
   void eval_gpu(const Arrays&, Arrays& outputs) override {
     const auto step = step_.lock();
     if (!step || !step->capturing_) {
-      throw CaptureError("[decode_step] The model reads a token or its place on the host.");
+      throw CaptureError("[decode_step] The model reads a token or its position on the CPU.");
     }
     outputs[0].copy_shared_buffer(value_);
   }
@@ -76,7 +76,7 @@ Step::Step(mx::Shape tokens, mx::Dtype dtype, int places, std::optional<Pages> p
       pages_(pages),
       count_(places) {
   if (places > BeginParams::kMostPlaces) {
-    throw std::invalid_argument("[decode_step] The caches stand at too many different places.");
+    throw std::invalid_argument("[decode_step] The caches are at too many different positions.");
   }
   mx::eval(Arrays{tokens_, places_, sequences_});
   hold(tokens_);

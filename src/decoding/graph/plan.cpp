@@ -135,7 +135,7 @@ std::vector<const Item*> Plan::order() const {
       if (before && states[before] == State::unseen) {
         stack.push_back(before);
       } else if (before && states[before] == State::entered) {
-        throw std::logic_error("[decode_step] What was fused depends on itself.");
+        throw std::logic_error("[decode_step] A fused item depends on itself.");
       }
     }
   }

@@ -199,7 +199,7 @@ class Linear final : public Stateful<LinearOptions> {
       matmul = prepare_matmul(problem, pointers, encoder, stream());
     }
     if (!matmul) {
-      throw Unavailable("[linear] cuBLASLt has no algorithm for this product.");
+      throw Unavailable("[linear] cuBLASLt has no algorithm for this GEMM.");
     }
     KernelNode node(encoder);
     node.reads(x.array);

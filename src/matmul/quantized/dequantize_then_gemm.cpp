@@ -84,7 +84,7 @@ class DequantizeThenGemm final : public Stateful<WeightedState> {
       };
       const auto ready = prepare_matmul(problem, pointers, encoder, stream());
       if (!ready) {
-        throw Unavailable("[quantized_matmul] cuBLASLt has no algorithm for this product.");
+        throw Unavailable("[quantized_matmul] cuBLASLt has no algorithm for this GEMM.");
       }
       KernelNode node(encoder);
       node.reads(x);
