@@ -1,7 +1,8 @@
-"""Words that tests/ci/words.md retires: tests/ci/retired_phrases.toml has those that no name, and no document, may have."""
+"""Words that tests/ci/words.md retires: tests/ci/retired_phrases.toml has those that no name, no document and no comment may have."""
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import re
@@ -28,11 +29,13 @@ NO_IDENTIFIERS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL
 # Of documents: code, what programs write, and the addresses of links.
 NO_PROSE = re.compile(
     r"""
-    ^```.*?^``` | ^[ ]{4}[^\n]*$ | `[^`]*` | \]\([^)]*\) |
+    ^```.*?^``` | ^[ ]{4}[^\n]*$ | `+[^`]*`+ | \]\([^)]*\) |
     <!--\ results:.*?<!--\ end\ of\ results\ --> | <!--\ faults\ -->.*?<!--\ /faults\ -->
     """,
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
+COMMENT = re.compile(r"//[^\n]*(?:\n *//[^\n]*)*")  # of C++, of all its lines
+FILE = re.compile(r"[\w/]+\.(?:cpp|cuh?|h|py|txt)\b")
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -47,10 +50,16 @@ def words(path: Path, text: str) -> set[str]:
     return {part.lower() for name in (*names, *path.with_suffix("").parts) for part in PARTS.findall(name)}
 
 
-def test_no_name_has_a_retired_word() -> None:
+@pytest.fixture(scope="module")
+def sources() -> dict[Path, str]:
+    """The text of each source of the repository."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    sources = [path for path in map(Path, listed.split("\0")) if path.suffix in {".py", ".cpp", ".h", ".cu", ".cuh"}]
-    found = {str(path): words(path, (ROOT / path).read_text("utf-8")) & {*RETIRED["names"]} for path in sources if (ROOT / path).exists()}
+    paths = [path for path in map(Path, listed.split("\0")) if path.suffix in {".py", ".cpp", ".h", ".cu", ".cuh"}]
+    return {path: (ROOT / path).read_text("utf-8") for path in paths if (ROOT / path).exists()}
+
+
+def test_no_name_has_a_retired_word(sources: dict[Path, str]) -> None:
+    found = {str(path): words(path, text) & {*RETIRED["names"]} for path, text in sources.items()}
     assert not {path: some for path, some in found.items() if some}, "tests/ci/words.md has other words"
 
 
@@ -86,6 +95,31 @@ def test_the_phrases_of_documents() -> None:
     assert phrases("The tools\nlie there. What is left is a\nstand-in.\n") == ["lie", "stand-in", "What as a noun"]
     assert phrases("`machine code`, [a](lies.md)\n```\ncure\n```\nWhat is it? It has\ndot products.\n") == []
     assert phrases("<!-- results: a -->\nspread\n<!-- end of results -->\n") == []
+
+
+def comments(path: Path, text: str) -> list[str]:
+    """Comments and docstrings of a source, in one line each."""
+    if path.suffix == ".py":
+        holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docstrings = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, holders)]
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        found = [*docstrings, *(token.string for token in tokens if token.type == tokenize.COMMENT)]
+    else:
+        found = COMMENT.findall(re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text))
+    return [FILE.sub("`", re.sub(r"\s*\n[ /]*", " ", each).lstrip("/# ")) for each in found]
+
+
+def test_no_comment_has_a_retired_phrase(sources: dict[Path, str]) -> None:
+    own = {path: text for path, text in sources.items() if path.parts[0] in {"src", "python", "ci"}}
+    found = {(str(path), each): bad for path, text in own.items() for each in comments(path, text) if (bad := phrases(each))}
+    assert not found, "say it otherwise: tests/ci/retired_phrases.toml has the patterns, tests/ci/words.md the words"
+
+
+def test_the_comments_of_sources() -> None:
+    of_cuda = comments(Path("a.cu"), 'f("// lies");  // What `lies`\n// there (see composed.cuh).\n')
+    assert of_cuda == ["What `lies` there (see `)."]
+    assert phrases(of_cuda[0]) == ["What as a noun"]
+    assert comments(Path("a.py"), '"""It\n  lies."""\nx = "#"  # its room\n') == ["It lies.", "its room"]
 
 
 def test_the_glossary_fits_a_page() -> None:

@@ -34,8 +34,8 @@ class _Watched(weakref.ref[Page]):
 class Free:
     """The free pages of a pool.
 
-    A page is returned by a weak reference, which reports that nobody can get the page any more, whatever thread released it. A finalizer
-    would run earlier: another thread could find the page meanwhile.
+    A page is returned by a weak reference, which reports that the page is unreachable, whatever thread released it. A finalizer would
+    run earlier: another thread could find the page meanwhile.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
