@@ -3,7 +3,7 @@
 
 namespace mlx_cuda {
 
-// out = x of each process, summed up, + added. Warps take `parts` of 448 bytes of x at a time, in turns.
+// out = all-reduce of x + added. Warps take turns at `parts` of 448 bytes of x.
 struct AllSumParams {
   static constexpr int kMost = 8;  // processes
   static constexpr int kThreads = 256;

@@ -33,7 +33,7 @@ struct Offer {
   char there = 0;
 };
 
-// A number that Linux draws when it starts; nothing elsewhere.
+// A random number that Linux draws at boot; none elsewhere.
 std::string machine() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;

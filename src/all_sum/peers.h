@@ -13,9 +13,9 @@
 namespace mlx_cuda {
 
 struct Peers {
-  static constexpr int kMost = 8;  // processes
-  // Of a group, each with memory of its own. All blocks of their kernels are resident at once: else two GPUs, each full of those of
-  // another stream, would wait for each other.
+  // Processes of a group, each with memory of its own. All blocks of their kernels are resident at once: otherwise two GPUs, each
+  // full of the blocks of another stream, would wait for each other.
+  static constexpr int kMost = 8;
   static constexpr int kMostStreams = 2;
 
   int rank;

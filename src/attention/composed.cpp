@@ -55,7 +55,7 @@ Arrays composed_attention(const AttentionArrays& in, const AttentionOptions& opt
     const mx::array large = mx::greater(mx::abs(top, on), mx::array(1024.0f), on);
     shift = sinks ? shift : mx::where(large, mx::maximum(top, lowest, on), shift, on);
     scores = mx::add(scores, mx::subtract(bias, shift, on), on);
-    seen = mx::not_equal(bias, mx::negative(infinity, on), on);  // NaN hides nothing
+    seen = mx::not_equal(bias, mx::negative(infinity, on), on);  // NaN is never masked
   }
   // Hidden scores are made finite before anything is computed with them, so that neither the result nor a gradient is NaN.
   scores = mx::where(seen, scores, lowest, on);

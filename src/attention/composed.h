@@ -1,4 +1,4 @@
-// Attention from MLX's operations: what the fused kernels are differentiated and vectorised as.
+// Attention from MLX's operations: the definition of the fused kernels' gradients and vmap.
 #pragma once
 
 #include "attention/call.h"

@@ -109,7 +109,7 @@ nb::handle array_type() {
   return type;
 }
 
-// The cache key of a call, and what the key leaves out: its arrays and the size of their growing axes.
+// The cache key of a call, and what it excludes: its arrays and the size of their growing axes.
 class CallKey {
  public:
   CallKey(const CachedFunction& function, const mx::Stream& stream)

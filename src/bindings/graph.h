@@ -20,7 +20,7 @@ bool is_own(const mx::Primitive& primitive);
 class Graph {
  public:
   using ArrayPointers = std::vector<const mx::array*>;
-  using Place = std::uint32_t;  // of the arguments in their order, and of what the steps make after them
+  using Place = std::uint32_t;  // of the arguments in their order, and of the results of the steps after them
 
   // The steps from arguments to results that are not evaluated, without those that only define gradients. Empty if there are more
   // than are worth keeping, or if arguments are transformed (`traced`) and some steps are MLX's.
@@ -33,7 +33,7 @@ class Graph {
   // The same for other arguments of equal shapes and dtypes: `values` holds them, and then all that is made, which `made` owns.
   void repeat(ArrayPointers& values, Arrays& made) const;
 
-  // The results' places in these values.
+  // The results' indices among these values.
   const std::vector<Place>& results() const {
     return results_;
   }

@@ -56,7 +56,7 @@ std::string small_m_kernel(
   return kernel.source.empty() ? "" : kernel.source + " " + kernel.name;
 }
 
-// Of quantized_small_m and of what is asked of it: with the weights in their parts.
+// Reads the options of quantized_small_m, with the weights in their parts.
 template <auto Run>
 auto run_small_m(
     const mx::array& x,

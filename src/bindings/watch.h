@@ -110,7 +110,7 @@ class Watch {
   }
 
   void add_array(PyObject* value) {
-    if (nb::isinstance<mx::array>(value)) {  // Python's object stays while an update in place gives it another array
+    if (nb::isinstance<mx::array>(value)) {  // Python's object stays, while an update in place gives it another array
       const auto* array = nb::inst_ptr<mx::array>(value);
       arrays_.emplace_back(array, array->id());
     }
@@ -162,7 +162,7 @@ class Watch {
         ++at;
         return true;
       }
-      same = is_unwatched(key);  // asked of few, as each step comes by thousands of entries
+      same = is_unwatched(key);  // checked rarely, as each step compares thousands of entries
       return same;
     });
     return same && at == end;
@@ -210,7 +210,7 @@ class Watch {
   std::vector<std::pair<PyObject*, PyTypeObject*>> instances_{};
   std::vector<Content> dicts_{};
   std::vector<Content> lists_{};
-  std::vector<PyObject*> keys_{};  // of dicts, beside their values
+  std::vector<PyObject*> keys_{};  // of dicts, next to their values
   std::vector<PyObject*> values_{};
   std::vector<PyObject*> referents_{};
   std::vector<std::pair<const mx::array*, std::uintptr_t>> arrays_{};

@@ -96,7 +96,7 @@ __device__ inline uint4 load16(const void* pointer) {
   return value;
 }
 
-// Packed words that are read once; `Kept` in the L1 cache where the loads of a warp share sectors.
+// Packed words that are read once; `Kept` in the L1 cache if the loads of a warp share sectors.
 template <bool Kept, int Words>
 __device__ inline void stream(unsigned* to, const char* from) {
 #define MLX_CUDA_STREAM(cache)                                                                                   \
@@ -158,8 +158,8 @@ __device__ inline void store_shared(unsigned address, unsigned value) {
 }
 
 // ------------------------------------------------------------------------------------------------------------------------ copies
-// Global to shared memory while the thread goes on (cp.async): the L2 cache reads whole lines of 128 bytes, and what is not there
-// is zeros. `level`: cg passes the L1 cache by, which only 16 bytes can.
+// Asynchronous copies from global to shared memory (cp.async): the L2 cache reads whole lines of 128 bytes, and bytes out of
+// bounds are zeros. `level`: cg bypasses the L1 cache, only for 16 bytes.
 #define MLX_CUDA_COPY_ASYNC(level, hints, sizes, ...) \
   asm volatile("cp.async." level ".shared.global" hints " [%0], [%1], " sizes ";" ::__VA_ARGS__ : "memory")
 template <int Bytes>
@@ -186,7 +186,7 @@ template <int Bytes>
 __device__ inline void copy_async_cached(void* to, const void* from) {
   MLX_CUDA_COPY_ASYNC("ca", "", "%2", "r"(shared_address(to)), "l"(from), "n"(Bytes));
 }
-// The L2 policy of what is read once and leaves the cache first, so that other things stay in it, and a copy with it.
+// The L2 policy of data that is read once and evicted first, so that other data stays, and a copy with it.
 __device__ inline unsigned long long evict_first() {
   unsigned long long policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -277,7 +277,7 @@ __device__ inline void begin_pdl() {
 }
 
 // -------------------------------------------------------------------------------------------------------------- clusters (sm_90)
-// All blocks of a cluster: what they have written to one another's memory is there after both.
+// All blocks of a cluster: writes to each other's memory are visible after both.
 __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }

@@ -53,7 +53,7 @@ __device__ inline float quad_sum(float value) {
   return of_near_lanes<1, 4>(value, Sum{});
 }
 
-// By all threads of whole warps; `memory`: a float for each warp; `neutral` changes nothing in what is combined.
+// By all threads of whole warps; `memory`: a float for each warp; `neutral`: the neutral element.
 template <typename Combine>
 __device__ inline float of_block(float value, float neutral, float* memory, const Combine& combine) {
   const int lane = threadIdx.x % 32;

@@ -43,7 +43,7 @@ __device__ inline void scan_tokens(Recurrence p, Work work, StateTile& state, in
   state.load(p.state_out);
 }
 
-// Copies of a chunk: what is needed first, and the rest.
+// Loads of a chunk: the first operands, and the rest.
 template <bool Delta, bool Keep, typename T>
 __device__ inline void load_first(const ScanBlock<T, false>& m, int chunk) {
   const long long block = m.of * m.from.chunks + chunk;
@@ -146,7 +146,7 @@ __device__ inline void advance_state(const ScanBlock<T, false>& m, float whole, 
   state.write(m.state);
 }
 
-// y to where it belongs: zeros for what is masked, whatever the state is.
+// Writes y: zeros for masked tokens, whatever the state is.
 template <typename T>
 __device__ inline void write_results(const ScanBlock<T, false>& m, int chunk, float (&y)[2][4]) {
   const Recurrence& p = m.p;

@@ -1,4 +1,4 @@
-// `chunk_prepare` of chunk_forward.cuh: what a chunk has that does not depend on the state before it.
+// `chunk_prepare` of chunk_forward.cuh: the part of a chunk that does not depend on the state before it.
 #pragma once
 
 #include "device/reduce.cuh"
@@ -14,7 +14,7 @@ __device__ inline void split(float4 x, uint4& large, uint4& rest) {
       to_tf32(x.w - __uint_as_float(large.w)));
 }
 
-// The mean over a warp's rows of A, of what the squares of its elements have above 1, from which on a chunk is marked. Keys that
+// The mean over a warp's rows of A, of the part of its squared elements above 1, from which on a chunk is marked. Keys that
 // repeat every n tokens with a beta of b reach (b^2 - 1) / n. With 0.1, errors stayed below those of equal keys with a beta of 1.
 constexpr float kRepeated = 0.1f;
 

@@ -68,7 +68,7 @@ struct Sums {
   }
 };
 
-// Adds what the four lanes of a row have, and has one of them write it: the first rows of a warp's 16, and the eight after them.
+// Adds the sums of the four lanes of a row, and one of them writes it: the first rows of a warp's 16, and the eight after them.
 __device__ inline void write_row_sums(float* to, float2 sums) {
   const int lane = threadIdx.x % 32;
 #pragma unroll

@@ -17,7 +17,7 @@ constexpr int kThin = kScanColumns + kPad;  // of the values in a scan
 constexpr int kStateRows = kChunkKeys / 4;  // of a head's state, transposed, for each warp of a scan
 constexpr int kStateBlocks = kStateRows / 16;
 
-constexpr float kLeastLogDecay = -29.933606f;  // of one token, of 1e-13: what is left after it is beyond 16 bits
+constexpr float kLeastLogDecay = -29.933606f;  // of one token, of 1e-13: 16 bits cannot represent more
 
 template <typename T>
 __device__ inline void write_pair(T* to, float a, float b) {

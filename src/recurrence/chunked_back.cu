@@ -15,7 +15,7 @@
 
 namespace mlx_cuda {
 
-// Copies of a chunk: what is needed first, and the rest.
+// Loads of a chunk: the first operands, and the rest.
 template <typename T>
 __device__ inline void load_first_back(const ScanBlock<T, true>& m, int chunk) {
   const long long block = m.of * m.from.chunks + chunk;
@@ -133,8 +133,8 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
   gradient.store();
 }
 
-// Both scans at once: neither needs what the other finds. The longer one has the first blocks, so that the two of a multiprocessor
-// are one of each.
+// Both scans in one launch: neither needs the other's results. The longer one has the first blocks, so that an SM has one block
+// of each.
 template <typename T, bool Delta>
 __device__ inline void chunk_scans(const Recurrence& p, const Recurrence& back, const Prepared& from, const Kept& to) {
   const int half = gridDim.x / 2;

@@ -28,12 +28,12 @@ struct Prepared {
 struct Kept {
   void* states;            // S^T [key size, value size] as a chunk finds it
   void* changes;           // U [tokens of a chunk, value size]
-  void* gradients;         // R^T [key size, value size], of what a chunk leaves
+  void* gradients;         // R^T [key size, value size], after a chunk
   void* change_gradients;  // dU [tokens of a chunk, value size]
   void* solve;             // of Prepared; null without the delta rule
 };
 
-inline constexpr int kGradientThreads = 512;  // of the kernel for what a chunk has to itself
+inline constexpr int kGradientThreads = 512;  // of the kernel that is parallel over chunks
 inline constexpr int kGradientValues = 128;   // the most that it takes
 
 // The results: the gradients of queries and keys for each value head, also of heads that share a query or key head.

@@ -9,8 +9,7 @@ namespace mlx_cuda {
 
 struct Way {
   bool delta;    // S = g S, then S += beta (v - S k) k^T; without, S += beta v k^T; and y = S q
-  bool chunked;  // by chunks of tokens on tensor cores: 16 bits, one decay for each head, Dk up to 128, Dv a multiple of 8,
-                 // no packed sequences
+  bool chunked;  // by chunks of tokens on tensor cores: 16 bits, one decay per head, Dk up to 128, Dv a multiple of 8, not varlen
   bool operator==(const Way&) const = default;
 };
 

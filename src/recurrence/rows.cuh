@@ -94,7 +94,7 @@ struct Work {
   }
 };
 
-// Elements of some rows of the state, four at a time, the lanes that share them in turns.
+// Elements of some rows of the state, four at a time; the lanes that share them take turns.
 template <int Count, int Keys>
 struct Rows {
   static constexpr int kSteps = Keys / kRecurrentKeys;

@@ -1,4 +1,4 @@
-// The short causal convolution before linear attention: each channel's own, with silu, and what it keeps of the rows.
+// The short causal depthwise convolution before linear attention, with silu, and the rows that it keeps.
 #include "device/mma.cuh"
 #include "device/ptx.cuh"
 #include "device/types.cuh"

@@ -1,4 +1,4 @@
-// The short causal convolution that models have before linear attention, with what it keeps for the next tokens.
+// The short causal depthwise convolution before linear attention, and the rows that it keeps for the next tokens.
 #pragma once
 
 #include "runtime/fused.h"

@@ -68,7 +68,7 @@ void run_to_end(const Arrays& outputs, CommandEncoder& encoder, const mx::Stream
     hold_until_run(outputs, encoder);
     mx::synchronize(stream);
   } catch (const std::exception&) {
-    return;  // the first error is the one to be told
+    return;  // only the first error is reported
   }
 }
 

@@ -26,8 +26,8 @@ mx::array empty_array(mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, nullptr, {});
 }
 
-// Frees memory from the driver's pool, or what MLX has put in its place when the host read it. MLX keeps an array until the work
-// that uses it has run, and may drop it from a thread that has no context.
+// Frees memory of the driver's pool, or the memory to which MLX moved it when the host read it. MLX keeps an array until the work
+// that uses it has run, and may drop it from a thread without a context.
 void free_pool_buffer(mx::allocator::Buffer buffer, CUcontext context) {
   const std::unique_ptr<mx::cu::CudaBuffer> memory(static_cast<mx::cu::CudaBuffer*>(buffer.ptr()));
   const auto address = reinterpret_cast<CUdeviceptr>(memory->data);
@@ -76,7 +76,7 @@ bool mlx_allocates(const mx::Stream& stream) {
   } catch (const std::exception& error) {
     const std::string_view text = error.what();
     if (text.find("out of memory") != text.npos || text.find("Unable to allocate") != text.npos) {
-      throw;  // nothing is learnt from a GPU that is full at the moment
+      throw;  // out of memory at the moment says nothing about later
     }
     return false;
   }
@@ -234,7 +234,7 @@ std::optional<std::int64_t> row_distance(const mx::array& in) {
     return std::nullopt;
   }
   std::optional<std::int64_t> distance;
-  std::int64_t outer = 0;  // what the stride of the next outer dimension has to be
+  std::int64_t outer = 0;  // the expected stride of the next outer dimension
   for (int axis = static_cast<int>(in.ndim()) - 2; axis >= 0; --axis) {
     if (in.shape(axis) == 1) {
       continue;

@@ -38,9 +38,9 @@ inline bool is_of_the_host(const mx::cu::CudaBuffer& buffer) {
   return buffer.device < 0;
 }
 
-// Gives `out` memory of MLX's caching allocator, ordered on the stream. MLX does not export that allocator, but every primitive can
-// be called through its vtable, and an elementwise one on no elements allocates its output and stops, without a node in the graph;
-// all of the output, where its input is not contiguous. Whether it does is asked once (runtime/memory.cpp).
+// Allocates `out` by MLX's caching allocator, ordered on the stream. MLX does not export that allocator, but every primitive can
+// be called through its vtable, and an elementwise one on no elements allocates its output and stops, without a node in the
+// graph; all of the output, if its input is not contiguous. Whether it does is tested once (runtime/memory.cpp).
 void allocate_by_mlx(mx::array& out, const mx::Stream& stream);
 
 // ---------------------------------------------------------------- evaluation
@@ -70,16 +70,15 @@ struct EncodedGraph {
   std::unique_ptr<std::remove_pointer_t<CUgraph>, DestroyGraph> graph{};  // null without nodes, as with MLX_USE_CUDA_GRAPHS=0
   std::size_t nodes = 0;
   std::vector<CUgraphNode> from{}, to{};  // its edges, which are not in the graph: MLX adds them as it commits
-  std::vector<std::shared_ptr<mx::array::Data>> temporaries{};  // what the nodes use besides the arrays of MLX's graph
+  std::vector<std::shared_ptr<mx::array::Data>> temporaries{};  // memory of the nodes besides the arrays of MLX's graph
 };
 
 // Takes that from the encoder, which is as after a commit then: MLX neither runs the nodes nor keeps an executable graph of them.
 // Of CommandEncoder: graph_, from_nodes_, to_nodes_, temporaries_ and is_graph_updatable_.
 EncodedGraph take_graph(CommandEncoder& encoder);
 
-// Tells whether an encoder has committed while there is this. No eval_gpu of MLX's does, only the evaluation around it; one that
-// did would run the nodes before it, and leave the rest for a capture. Each commit, even of nothing, hands over what is in
-// temporaries_.
+// Detects commits of an encoder during its lifetime. No eval_gpu of MLX's commits, only the evaluation around it; one that did
+// would run the nodes before it, and leave the rest for a capture. Each commit, even an empty one, moves temporaries_.
 class CommitWatch {
  public:
   explicit CommitWatch(CommandEncoder& encoder);

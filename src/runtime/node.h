@@ -10,8 +10,8 @@
 
 namespace mlx_cuda {
 
-// Names the arrays that the next node reads and writes, and gives their addresses; then adds the node. Whatever allocates comes
-// before, because it may add a node of its own.
+// Names the arrays that the next node reads and writes, and returns their addresses; then adds the node. Allocations come before,
+// because they may add a node of their own.
 class KernelNode {
  public:
   explicit KernelNode(CommandEncoder& encoder) : encoder_(encoder) {}

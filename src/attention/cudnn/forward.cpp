@@ -19,7 +19,7 @@ class Attention final : public Sdpa {
  public:
   Attention(const mx::Stream& stream, const AttentionOptions& options) : Sdpa(stream, options, 3) {}
 
-  // Of its inputs, as options ask for.
+  // Its inputs, by the options.
   static Arrays results(const Arrays& inputs, const AttentionOptions& options, const mx::Stream& stream) {
     return attention_results(std::make_shared<Attention>(stream, options), inputs);
   }
@@ -89,7 +89,7 @@ class Attention final : public Sdpa {
   // The attention alone.
   Arrays composed(const Arrays& inputs) const {
     mx::cu::device(queue().device).make_current();
-    // MLX's own would not tell cuDNN's backward what it has to be told.
+    // MLX's own function cannot pass the options that cuDNN's backward pass needs.
     const bool lengths_wanted = make_backward_problem(arrays(inputs), options()).lengths_given;
     if (lengths_wanted || options().window_left >= 0 || inputs.size() > 3) {
       return composed_attention(arrays(inputs), options().with_lse(false), queue());

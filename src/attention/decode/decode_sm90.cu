@@ -17,16 +17,16 @@ namespace mlx_cuda {
 [[maybe_unused]] constexpr int kTileKeys = Sm90Traits::kTileKeys;
 [[maybe_unused]] constexpr int kChunk = 64;  // columns in 128 adjacent bytes
 
-// A block's shared memory. The groups have 64 rows each and share the tiles, or share the rows and take tiles in turn, as
-// `row_groups` says.
+// A block's shared memory. The groups have 64 rows each and share the tiles, or share the rows and take turns at tiles, depending
+// on `row_groups`.
 template <int D>
 struct Shared {
   static constexpr Sm90Traits kTraits{D};
   static constexpr int kStages = kTraits.stages();
   static constexpr int kPitch = result_pitch(D);
 
-  // A barrier knows the last phase from the one before by its parity alone. So a group that waits for a stage must have been there
-  // the time before: where the groups take tiles in turn, each has to meet the same stages again.
+  // A barrier distinguishes the last phase from the one before by parity only. So a group that waits for a stage must have waited
+  // for its previous phase: if the groups take turns at tiles, each has to meet the same stages again.
   static_assert(kStages % kGroups == 0 && kStages >= 2 * kGroups, "a group frees a stage after it has waited for its next one");
 
   char* ring;  // [stage][keys, values]
@@ -50,7 +50,7 @@ struct Shared {
   }
 };
 
-// How often a ring of `Stages` has been gone through before a turn, as a barrier tells it.
+// The phase parity of a pipeline of `Stages` at an iteration.
 template <int Stages>
 __device__ inline int parity(int turn) {
   return turn / Stages % 2;
@@ -272,7 +272,7 @@ __device__ inline void consume(const DecodeParams& p, const Shared<D>& shared) {
 
   Segments segments(p);
   Segment s;
-  int first_turn = 0;  // how many tiles have been in the ring before
+  int first_turn = 0;  // tiles that the pipeline has loaded before
   for (; segments.next(s); first_turn += s.tiles) {
     sync_some(1, kConsumers);  // the last unit's queries and results are free
     load_queries<T, D>(p, s, shared.queries);

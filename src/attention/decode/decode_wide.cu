@@ -56,7 +56,7 @@ struct WideUnit {
 
   uint4 q_held[2 * kHeldLoads + 1];
   float scores[kTasks][4];
-  float unit;                                   // what they are to be multiplied by
+  float unit;                                   // their factor
   float my_peak[2] = {-kInfinity, -kInfinity};  // of the rows whose scores this warp computes
   float my_sum[2] = {0, 0};
   TileRows<T, 64> rows[RowTiles];  // 64 columns of all rows

@@ -18,8 +18,8 @@ struct DecodeProblem {
   DecodeSizes sizes;
   bool paged;          // paged KV cache
   bool mask;           // an array
-  bool key_mask;       // and one row of booleans for all heads: what it hides is not read
-  bool ragged;         // keys begin or end at different places
+  bool key_mask;       // and one row of booleans for all heads: masked keys are not read
+  bool ragged;         // sequences have different first or last keys
   bool copyable;       // by the copy engine of this GPU, which is Hopper
   bool shared_values;  // the values are the first columns of the keys
 };
@@ -39,7 +39,7 @@ struct DecodePlan {
   DecodeTiling tiling{};
   SplitK split_k{};    // of the direct kernel and of that for quantized keys
   StreamK stream_k{};  // of the others
-  int stages = 0;      // of the wide kernel's ring
+  int stages = 0;      // of the wide kernel's pipeline
   Merge merge = Merge::none;
   int merge_groups = 1;
   std::size_t partial_rows = 0;  // rows of incomplete results that there may be

@@ -100,7 +100,7 @@ __device__ inline bool is_last_part(const DecodeParams& p, int unit, int parts, 
   }
 }
 
-// The same, asked by all threads of the block after they have written their part. `ticket`: what thread 0 has read of it.
+// The same, called by all threads of the block after they have written their part. `ticket`: its value as read by thread 0.
 __device__ inline bool block_is_last(const DecodeParams& p, int unit, int parts, unsigned long long ticket, int* shared) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -150,7 +150,7 @@ __device__ inline void merge_parts(
   const int thread = static_cast<int>(threadIdx.x);
   const int columns = p.value_dim / 4;
   const int tasks = s.rows * columns;
-  const int groups = min(max(threads / tasks, 1), parts.count);  // that take parts in turn
+  const int groups = min(max(threads / tasks, 1), parts.count);  // that take turns at parts
   float4* values = reinterpret_cast<float4*>(shared);
   float2* scales = reinterpret_cast<float2*>(shared + 4 * threads);
 #pragma unroll 1

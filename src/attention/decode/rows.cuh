@@ -33,7 +33,7 @@ __device__ inline uint4 query_piece(const DecodeParams& p, const Segment& s, int
       column);
 }
 
-// Whether every query of a unit sees every key of a tile, and nothing but a factor is done to their scores.
+// Whether every query of a unit sees every key of a tile, and scores only need their scale.
 __device__ inline bool whole_tile(const DecodeParams& p, const Segment& s, int tile) {
   return p.plain && tile >= s.span.begin && tile + p.tile_keys <= s.last &&
          (p.window_left < 0 || tile >= s.span.end - 1 - p.window_left) &&
@@ -118,8 +118,8 @@ __device__ inline void restrict_scores(const DecodeParams& p, const Segment& s, 
   }
 }
 
-// Restricts scores of the tile that begins at a key to what the rows see: those of `Blocks` blocks of 8 keys, from key `first` of
-// the tile on. Returns what they are to be multiplied by: the scale, or 1 where that is done.
+// Masks the scores of a tile that begins at a key: those of `Blocks` blocks of 8 keys, from key `first` of the tile on. Returns
+// their remaining factor: the scale, or 1 if it is applied.
 template <typename T, int Blocks, bool Masks = true>
 __device__ inline float restrict_tile(
     const DecodeParams& p, const Segment& s, float (*scores)[4], int row, int tile, int first = 0) {

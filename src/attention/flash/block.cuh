@@ -26,8 +26,8 @@ namespace mlx_cuda {
 // How much of a tile of keys the rows of a warp see.
 enum class View { none, partial, whole };
 
-// The block and, of its rows and columns, what a thread has, as mma.sync hands out the sums: of each 16 rows g and g + 8, of each 8
-// columns 2 c and 2 c + 1. Arrays stand outside, so that all else is in registers at once.
+// A block and a thread's part of its rows and columns, in the layout of mma.sync accumulators: of each 16 rows g and g + 8, of
+// each 8 columns 2 c and 2 c + 1. Arrays are outside, so that everything else is in registers at once.
 template <typename T, FlashShape S>
 class FlashBlock : FlashThreads<S> {
   static constexpr bool kFloat = sizeof(T) == 4;
@@ -115,7 +115,7 @@ class FlashBlock : FlashThreads<S> {
     }
   }
 
-  // Adds what a tile of keys contributes, and begins to copy the next.
+  // Accumulates a tile of keys, and begins to load the next.
   __device__ void visit(const Tile& tile, const Tile& next, bool last, int stage, const Queries& held_queries, Sums& sums) const {
     const int key0 = place.first_key(tile.index, S.keys);
     const View view = view_of(key0, tile.masked);

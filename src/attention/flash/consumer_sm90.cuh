@@ -104,7 +104,7 @@ class Consumer {
     wgmma_commit();
   }
 
-  // Scores of the turn's tile become weights in place; says by how much what has been summed so far shrinks.
+  // Turns the scores of the current tile into weights in place; returns the factors by which earlier sums shrink.
   __device__ void soften(Scores& scores, int i, const Turn<Traits>& turn, Sums& sums, float (&shrink)[2]) const {
     const Tile tile = tiles[i];
     if constexpr (Traits::kBiased) {

@@ -1,4 +1,4 @@
-// Which flash kernels there are and what each is made for: device code instantiates these tables, and the host chooses from them.
+// The flash kernels and their compile-time parameters: device code instantiates these tables, and the host chooses from them.
 #pragma once
 
 namespace mlx_cuda {

@@ -26,8 +26,8 @@ __device__ inline float mask_shift(const FlashParams& p, int batch, int head, in
   return p.mask.shifts ? p.mask.shifts[batch * strides[0] + head * strides[1] + row * strides[2]] : 0.0f;
 }
 
-// Hides what a row does not see of the scores that mma.sync has left in `scores`, and adds an additive mask to them, which then are
-// in units of log2(e).
+// Masks the scores that mma.sync has left in `scores`, and adds an additive mask to them; they are in units of log2(e)
+// afterwards.
 template <typename T, bool General, int Tiles>
 __device__ inline void restrict_row(
     const FlashParams& p, const Place& place, float (&scores)[Tiles][4], int row, int half, float unit, int key0) {

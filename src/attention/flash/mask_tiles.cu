@@ -1,7 +1,7 @@
-// Reads a mask of attention once: which tiles of it hide everything and which nothing, and for a bool mask its bits.
+// Reads a mask of attention once: which tiles are fully masked and which not at all, and for a bool mask its bits.
 //
-// The flash kernels then skip hidden tiles, and read an eighth of a bool mask's bytes where it matters. Of an additive mask they
-// take off what a row has in common, where that is large: added to the scores it would overflow, or leave little of them.
+// The flash kernels then skip fully masked tiles, and read an eighth of a bool mask's bytes. A large common offset of a row of an
+// additive mask is subtracted: added to the scores it would overflow, or swallow them.
 #include "attention/flash/mask_tiles_params.h"
 
 #include "device/numbers.cuh"
@@ -136,7 +136,7 @@ __device__ inline void mask_states(const MaskTilesParams& p) {
   }
 MLX_CUDA_MASK_STATES_KERNELS(MLX_CUDA_MASK_STATES)
 
-// For each tile of rows: the tiles of keys that are not hidden, in their order, and what is taken off the rows.
+// For each tile of rows: the tiles of keys that are not fully masked, in their order, and the offsets of the rows.
 extern "C" __global__ void __launch_bounds__(128) mask_list(const __grid_constant__ mlx_cuda::MaskTilesParams p) {
   constexpr float kModest = 1024;  // what leaves enough of the scores' digits
   bool shifted = false;

@@ -21,9 +21,9 @@ struct Place {
   int k_offset;
   int begin;  // keys that are there
   int end;
-  int left;  // keys before its own place that a row sees; negative: all
+  int left;  // keys before its own position that a row sees; negative: all
   int right;
-  int shift;   // from the number of a row to its place among the keys
+  int shift;   // from the number of a row to its position among the keys
   int origin;  // the key from which tiles are counted
   int first;   // tiles of keys that some row sees, without regard to a mask
   int last;

@@ -111,7 +111,7 @@ std::uint64_t add_row_sums(
   return static_cast<std::uint64_t>(params.heads) * params.row_bytes;
 }
 
-// One of keys and values: the inputs of a primitive of two outputs are held by both, so neither could be written in place.
+// Either keys or values: the inputs of a primitive with two outputs are held by both, so neither could be written in place.
 class PagedCacheUpdate final : public Fused {
  public:
   using Fused::Fused;

@@ -26,9 +26,9 @@ Arrays paged_cache_update(
 void write_to_pages(
     const Arrays& pages, const Arrays& rows, const mx::array& table, const mx::array& lengths, const mx::Stream& stream);
 
-// A number for each row [B, heads, T, …] of all of these together, uint64 [B, T], at once: the sum of its words of 32 bits (of 16
-// where its bytes are no multiple of four), each times an odd number that the seed gives for its place. Of B and T alike, and 16 or
-// 32 bits.
+// A checksum of each row [B, heads, T, …] of all of these together, uint64 [B, T], at once: the sum of its words of 32 bits (of
+// 16 if its bytes are not a multiple of four), each times an odd number by seed and position. All have the same B and T, and 16
+// or 32 bits.
 mx::array row_sums(const Arrays& rows, std::uint64_t seed, const mx::Stream& stream);
 
 // MLX keeps the Data of all inputs until the work that reads them has run, so pages that are still being read would be copied. A

@@ -37,7 +37,7 @@ Arrays quantized_cache_append(
 // Of an array that such an append gave.
 QuantizedAppendForm quantized_append_form(const mx::array& out);
 
-// Has `outputs` be the memory, as what a kernel writes to.
+// Makes `outputs` the memory, as the output of a kernel.
 QuantizedRows quantized_rows(const Arrays& memory, Arrays& outputs, int group, KernelNode& node);
 
 inline constexpr const char* kCacheReplace = "CacheReplace";

@@ -3,8 +3,8 @@
 
 namespace mlx_cuda {
 
-// Where one kind of cache stands: the token's own place, the row of the cache that it is written to, how many rows there are with
-// it, and how far the rows before a sequence's first have moved. Of pages only the first is asked for.
+// The position of one kind of cache: the token's own position, the row of the cache that it is written to, how many rows there
+// are with it, and the shift of the rows before a sequence's first. Paged caches use only the first.
 struct Place {
   int offset;
   int row;
@@ -27,7 +27,7 @@ struct BeginParams {
   const void* tokens;  // [batch, 1]
   void* tokens_to;
   int* places_to;
-  const int* sequences;      // [count, 2, batch]: what each has beyond the offset, and the start, of its place
+  const int* sequences;      // [count, 2, batch]: each sequence's additions to the offset and the start
   long long token_distance;  // from one sequence to the next, in bytes
   int token_bytes;
   int batch;
@@ -40,8 +40,7 @@ struct BeginParams {
   Place places[kMostPlaces];
 };
 
-// A token's keys and values, written to their page and row of each sequence and head of the cache; nothing where the page is
-// negative.
+// Writes a token's keys and values to their page and row of each sequence and head of the cache; nothing if the page is negative.
 struct AppendParams {
   static constexpr int kThreads = 128;
 

@@ -1,4 +1,4 @@
-// The inputs of a captured step, and what it leaves in its caches.
+// The inputs of a captured step, and the update of its caches.
 #include "decoding/append/params.h"
 #include "decoding/append/quantized_row.cuh"
 #include "device/numbers.cuh"

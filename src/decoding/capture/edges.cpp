@@ -47,7 +47,7 @@ std::vector<std::pair<CUgraphNode, CUgraphNode>> reduced(const std::vector<CUgra
     indices.try_emplace(to[i], indices.size());
   }
   using Nodes = std::vector<bool>;
-  std::vector<Nodes> before(indices.size(), Nodes(indices.size()));  // what each node comes after, not only directly
+  std::vector<Nodes> before(indices.size(), Nodes(indices.size()));  // the nodes that each node comes after, also indirectly
   std::vector<std::set<std::size_t>> direct(indices.size());
   for (std::size_t i = 0; i < from.size(); ++i) {
     const std::size_t first = indices.at(from[i]);

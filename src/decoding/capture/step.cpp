@@ -179,7 +179,7 @@ void Step::set_sequences(const mx::array& sequences, const MaybeArray& table) {
   if (!fits(sequences, sequences_) || table.has_value() != next_table_.has_value() || (table && !fits(*table, *next_table_))) {
     throw std::invalid_argument("[decode_step] Sequences do not fit the captured step.");
   }
-  const auto settled = [&](const mx::array& given) {  // which waits for nothing where the host made it
+  const auto settled = [&](const mx::array& given) {  // which does not wait if the host made it
     mx::array out = given.is_available() && given.flags().row_contiguous ? given : mx::contiguous(given, false, stream_);
     out.eval();
     return out;

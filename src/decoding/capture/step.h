@@ -1,8 +1,8 @@
-// One decoding step of a model as one executable graph: captured once, then launched for each token.
+// One decode step of a model as one executable CUDA graph: captured once, then launched for each token.
 //
-// The model's own code builds the graph of a step from arrays of this class: tokens, places of the caches, and caches to which a
-// kernel appends. Capturing evaluates that graph node by node on MLX's encoder, so that its kernels, or ours, become nodes of one
-// CUDA graph, which is kept together with all memory that it touches.
+// The model's own code builds the graph of a step from arrays of this class: tokens, positions of the caches, and caches to which
+// a kernel appends. Capturing evaluates that graph node by node on MLX's encoder, so that its kernels, and mlx-cuda's, become
+// nodes of one CUDA graph, which is kept together with all memory that it uses.
 #pragma once
 
 #include "all_sum/peers.h"
@@ -70,8 +70,8 @@ class Step : public std::enable_shared_from_this<Step> {
   // first; and, if paged, its pages, int32 [places, batch, columns].
   void set_sequences(const mx::array& sequences, const MaybeArray& table);
 
-  // Records what leads to this array, and runs it once for these tokens and places; other processes do not notice. A CaptureError
-  // where it cannot be captured (capture_error.h).
+  // Captures the computation of this array, and runs it once for these tokens and positions; other processes do not notice. A
+  // CaptureError if it cannot be captured (capture_error.h).
   void record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places);
 
   // Launches the step and returns a result for others. `stream` may differ from that of the capture, unless the step has
@@ -133,7 +133,7 @@ class Step : public std::enable_shared_from_this<Step> {
   mx::array sequences_;
   std::optional<Pages> pages_;
   MaybeArray table_{};       // where kernels read it
-  MaybeArray next_table_{};  // what is put there
+  MaybeArray next_table_{};  // copied there at each launch
   int count_;
   bool capturing_ = false;
   Arrays written_{};  // by what `finish` gave

@@ -81,7 +81,7 @@ class Function {
       return leaves_.size() <= 2;
     }
     const auto [seen, first] = seen_.try_emplace(source.id(), seen_.size());
-    if (!first) {  // what is read again is not walked again
+    if (!first) {  // a repeated node is not visited again
       text_ += " =" + std::to_string(seen->second);
       return true;
     }

@@ -1,4 +1,4 @@
-// The short causal convolution that models have before linear attention, with what it keeps for the next token.
+// The short causal convolution before linear attention, and the rows that it keeps for the next token.
 #pragma once
 
 #include "decoding/fusion/gates.h"

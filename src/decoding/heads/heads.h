@@ -11,7 +11,7 @@
 
 namespace mlx_cuda {
 
-// Heads as they come out of a projection [batch, heads, dim], and what is done to each.
+// Heads from a projection [batch, heads, dim], and the operations on each.
 struct Heads {
   mx::array rows;
   mx::array out;

@@ -9,7 +9,7 @@ namespace mlx_cuda {
 struct HeadsParams {
   static constexpr int kWarps = 4;  // of a block, each with a head
   static constexpr int kMostDim = 256;
-  static constexpr int kKeys = 1;  // of what is made ready: 0 are queries
+  static constexpr int kKeys = 1;  // of the prepared heads: 0 are queries
   static constexpr int kValues = 2;
 
   const void* rows[3];   // queries, keys, values [batch, heads, dim]

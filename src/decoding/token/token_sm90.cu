@@ -231,7 +231,7 @@ class Token {
   }
 
   // ------------------------------------------------------------------------------------------------------------------- results
-  // To each block the sums of this warp's rows for its columns, and to all what they go with.
+  // Sends the sums of this warp's rows to the block of their columns, and their maxima and sums to all.
   __device__ void hand_out(TileRows<T, D>& rows) const {
     const int c = lane_ % 4;
     const int slice = part_ * Traits::kWarps + warp_;

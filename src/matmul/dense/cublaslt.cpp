@@ -244,7 +244,7 @@ std::string problem_text(const MatmulProblem& problem, const MatmulPointers& poi
   return text;
 }
 
-// Times the candidates, stores the best and puts it first. Where memory is short, nothing changes.
+// Times the candidates, stores the best and puts it first. Without enough memory, nothing changes.
 void tune(
     const MatmulProblem& problem,
     const std::string& key,

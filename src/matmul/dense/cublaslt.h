@@ -31,7 +31,7 @@ struct MatmulProblem {
   bool x_transposed = false;  // x is stored as [inner, rows]
   bool w_transposed = false;  // w is stored as [inner, columns]
   bool has_bias = false;
-  bool keeps_inside = false;  // what the activation is applied to is written too, [rows, columns]
+  bool keeps_inside = false;  // also writes the activation's argument, [rows, columns]
   Activation activation = Activation::none;
   Scaling x_scaling = Scaling::tensor;  // of FP8
   Scaling w_scaling = Scaling::tensor;

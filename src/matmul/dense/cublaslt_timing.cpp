@@ -160,7 +160,7 @@ std::optional<std::vector<double>> time_candidates(
   const auto cache = static_cast<std::size_t>(device_attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE));
   // Operands that fit the L2 cache are evicted before each run.
   const Memory other(operands.traffic() < 2 * cache ? cache : 0);
-  // All is queued at once: in pauses the clocks would rise to what they are not under load.
+  // All runs are queued at once: during pauses, clocks would rise above those under load.
   std::vector<std::vector<std::pair<Event, Event>>> runs(candidates.size());
   std::vector<bool> works(candidates.size(), true);
   for (auto& rounds : runs) {

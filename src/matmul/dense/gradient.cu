@@ -12,7 +12,7 @@ namespace mlx_cuda {
 
 constexpr int kWarps = 8;
 
-// relu is given its result, gelu_approx what it was applied to.
+// relu gets its result, gelu_approx its argument.
 __device__ inline float derivative(float saved, Activation activation) {
   if (activation == Activation::relu) {
     return saved > 0.0f ? 1.0f : 0.0f;

@@ -33,7 +33,7 @@ class GemvKernel {
   static constexpr int kStages = Params::kStages;
   static constexpr int kBeforeX = Experts                    ? kStages
                                   : Operands::kForm.packed() ? 1
-                                                             : kStages - 1;  // stages of w that are asked for before x
+                                                             : kStages - 1;  // stages of w that are loaded before x
   static constexpr int kBits = Operands::kForm.bits;
   // Copies of w: lanes for a row, which have 16 bytes each, and rows at once.
   static constexpr int kUnitBytes = Operands::kForm.unit_bytes();
@@ -202,7 +202,7 @@ class GemvKernel {
   }
 
   // ------------------------------------------------------------------------------------------------------------------ copies
-  // The next unit to a stage of the ring, if there is one. A thread copies the same 16 bytes of every so many rows.
+  // Loads the next unit to a stage, if there is one. A thread copies the same 16 bytes of every so many rows.
   __device__ void copy(int stage) {
     if (copied_.tile < tiles_) {
       const GemvHalf* two = halves() + copied_.tile * 2;
@@ -431,7 +431,7 @@ class GemvKernel {
     return __fdividef(x, 1.0f + __expf(-of));
   }
 
-  // `added`: to the first of this thread's results, which has been asked for long ago.
+  // `added`: for the first of this thread's results; its load was issued earlier.
   __device__ void finish(T added) const {
     const int tile_row = threadIdx.x % kTileRows;
 #pragma unroll 1

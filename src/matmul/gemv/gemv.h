@@ -17,7 +17,7 @@ namespace mlx_cuda {
 struct OneGemv {
   mx::array x;
   mx::array out;
-  mx::array w;  // [columns, inner], or packed
+  mx::array w;  // [columns, inner], or quantized
   std::optional<QuantizedForm> form{};
   MaybeArray scales{};
   MaybeArray biases{};

@@ -19,7 +19,7 @@ constexpr bool is_gated(GemvEpilogue epilogue) {
 struct GemvForm {
   int bits = 16;
   int group_shift = 5;  // log2 of the values that share a scale
-  bool floats = false;  // packed floats: their scales are bytes, and there are no biases
+  bool floats = false;  // floats of 4 or 8 bits: their scales are bytes, and there are no biases
 
   constexpr bool packed() const {
     return bits < 16;
@@ -63,9 +63,9 @@ struct GemvForm {
 
 // One matrix of several that the same rows are multiplied by.
 struct GemvPart {
-  const void* w;       // [columns, inner], 16-bit or packed
-  const void* scales;  // [columns, inner / a group's values], of packed ones, and
-  const void* biases;  // of packed integers
+  const void* w;       // [columns, inner], 16-bit or quantized
+  const void* scales;  // [columns, inner / a group's values], if quantized, and
+  const void* biases;  // of quantized integers
   void* out;           // [rows, columns]
   int columns;
   int first;  // of all parts' rows of w, the first of its own
@@ -86,9 +86,9 @@ struct GemvParams {
   static constexpr int kHalfRows = 8;
   static constexpr int kLeastWarps = 4;      // of a block: a multiple of this
   static constexpr int kMostWarps = 12;      // and no more
-  static constexpr int kStages = 3;          // of a warp's ring: units that are under way
+  static constexpr int kStages = 3;          // of a warp's pipeline: units in flight
   static constexpr int kZeroBytes = 256;     // for columns that are no row's
-  static constexpr int kHalfBytes = 32;      // of what a block knows of half a tile
+  static constexpr int kHalfBytes = 32;      // of a block's data of half a tile
   static constexpr int kMostSums = 16384;    // bytes of partial sums, and
   static constexpr int kMostScales = 32768;  // of scales and biases, which bound the tiles of a block
 
@@ -142,7 +142,7 @@ struct GemvParams {
   constexpr int sums_bytes() const {
     return tiles * rows * kTileRows * kMostWarps * 4;
   }
-  // The ring of a warp.
+  // The pipeline stages of a warp.
   static constexpr int warp_bytes(const GemvForm& form) {
     return kStages * kTileRows * form.ring_bytes();
   }

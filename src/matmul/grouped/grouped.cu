@@ -28,7 +28,7 @@ __device__ inline int place_of(int row, int unit) {
   return (row * Units + (unit ^ (Units == 4 ? row / 2 % 4 : row % 8))) * 16;
 }
 
-// Columns from row0 and column0 on of a matrix in global memory into Rows rows of Columns columns; zeros for what is not there.
+// Columns from row0 and column0 on of a matrix in global memory into Rows rows of Columns columns; zeros out of bounds.
 template <typename T, int Rows, int Columns>
 __device__ inline void copy_part(unsigned to, const T* from, long long stride, int row0, int row_end, int column0, int column_end) {
   constexpr int kUnits = Columns / kUnit;
@@ -161,7 +161,7 @@ __device__ inline void grouped(const GroupedParams& p) {
   }
 }
 
-// out[group] = y^T x over the rows of each group; rows of no group count for nothing.
+// out[group] = y^T x over the rows of each group; rows without a group are ignored.
 template <typename T>
 __device__ inline void grouped_gradient(const GroupedGradientParams& p) {
   extern __shared__ char memory[];

@@ -15,7 +15,7 @@ struct Maps {
   const TensorMap* weights;
 };
 
-// Not transposed: the columns of w are adjacent in memory, not what is summed over.
+// Not transposed: the columns of w are adjacent in memory, not K.
 template <int Columns, int Stages, bool Transposed>
 __device__ inline void produce(const GroupTile& tile, int steps, const Maps& maps, Ring<Columns, Stages>& ring) {
   for (int step = 0; step < steps; ++step, ring.advance()) {

@@ -115,8 +115,7 @@ bool is_read_not_transposed(const mx::array& w, bool transpose) {
 }
 
 bool is_gather_mv(int rows, int groups, bool not_transposed) {
-  // So few that each mostly has weights of its own, or that grouping them takes longer than reading weights again from the L2
-  // cache.
+  // So few that most have weights of their own, or that grouping takes longer than reading weights again from the L2 cache.
   return !not_transposed && (rows <= 16 || (rows <= 64 && rows * 2 <= groups));
 }
 

@@ -13,7 +13,7 @@ namespace mlx_cuda {
 struct GroupedRows {
   mx::array x;          // [rows, depth], float16 or bfloat16
   mx::array offsets;    // int32: where groups begin and the last one ends, or only where they end
-  MaybeArray out_rows;  // int32 [rows]: where the result of each goes; none: to its own place
+  MaybeArray out_rows;  // int32 [rows]: the position of each result; none: its own
   bool has_begin;
 };
 
@@ -34,8 +34,8 @@ GroupedWeights as_weights(const mx::array& w, bool transpose, CommandEncoder& en
 // The same for rows.
 mx::array as_rows(const mx::array& x, CommandEncoder& encoder, const mx::Stream& stream);
 
-// Pairs of a matrix of x [matrices, matrix_rows, depth] (row-contiguous, any leading dimensions) and one of the weights. `lhs` and
-// `rhs`: uint32, contiguous; without lhs, all matrices in turn have equally many pairs.
+// Pairs of a matrix of x [matrices, matrix_rows, depth] (row-contiguous, any leading dimensions) and one of the weights. `lhs`
+// and `rhs`: uint32, contiguous; without lhs, all matrices in turn have equally many pairs.
 struct GatherPairs {
   mx::array x;
   MaybeArray lhs;

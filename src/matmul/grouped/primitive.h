@@ -21,8 +21,8 @@ mx::array grouped_matmul(
 // as above.
 mx::array grouped_gradient(const mx::array& x, const mx::array& y, const mx::array& offsets, int groups, const mx::Stream& stream);
 
-// The same with zeros behind it along an axis, up to a multiple of 8: what the kernels read of 16-bit numbers at once. Of K only
-// the gradients of results of other widths need it.
+// The same, padded with zeros along an axis up to a multiple of 8: the vectors that kernels read of 16-bit numbers. Only the
+// gradients of results of other widths need it for K.
 mx::array in_units(const mx::array& in, int axis, const mx::Stream& stream);
 
 // Where the rows of each of `groups` groups begin and the last one's end, int32 [groups + 1], from rising uint32 indices [rows].
@@ -40,8 +40,8 @@ mx::array gather_mm(
     bool sorted,
     const mx::Stream& stream);
 
-// The matrices of an array that `gather_mm` has made of rows, and which one each row goes to; nothing for any other array. x is one
-// row, or has a row for each index.
+// The matrices of an array that `gather_mm` has made of rows, and each row's matrix; none for any other array. x is one row, or
+// has a row for each index.
 struct GatheredRows {
   mx::array w;
   bool transpose;

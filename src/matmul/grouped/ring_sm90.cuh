@@ -15,7 +15,7 @@ struct Ring {
   static constexpr GroupedSm90Tile kTile{Columns, Stages};
   static constexpr int kRowBytes = GroupedSm90Tile::kRowBytes;
   static constexpr int kWeightBytes = kTile.weight_bytes();
-  static_assert(kTile.shared_bytes() <= 227 * 1024);  // what a block on Hopper may have
+  static_assert(kTile.shared_bytes() <= 227 * 1024);  // the limit of a block on Hopper
 
   char* rows;
   char* weights;

@@ -23,7 +23,7 @@ enum class OperandLayout { rows, columns, copied_rows, copied_columns };
 // one's N.
 OperandLayout layout_for_upstream(const mx::Shape& shape, const mx::Strides& strides, std::uintptr_t address, bool weights);
 
-// The same matrices, in such a layout once they are evaluated. The gradient of what are no weights is brought into one as well.
+// The same matrices, in such a layout once they are evaluated. The gradient of operands that are no weights gets one as well.
 mx::array upstream_operand(const mx::array& in, bool weights, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

@@ -1,4 +1,4 @@
-// Packed values on their way to the tensor cores: read from memory, and times their scales.
+// Dequantization for tensor cores: packed values from memory, times their scales.
 #pragma once
 
 #include "device/ptx.cuh"
@@ -50,7 +50,7 @@ __device__ inline unsigned for_piece_before(const uint4& v) {
   return Format::kBits == 3 ? v.y : v.x;
 }
 
-// 8 values of x as the pairs that `Factors` gives, and what the next piece has for this one.
+// 8 values of x as the pairs of `Factors`, and the part of the next piece for this one.
 template <typename Format>
 __device__ inline uint4 order_pairs(const uint4& v, unsigned next) {
   if constexpr (kWindows<Format> && Format::kBits == 3) {

@@ -48,7 +48,7 @@ __device__ inline int half_of() {
   return static_cast<int>(threadIdx.x) % 2;
 }
 
-// Copies the packed weights of one step after the other, of all tiles.
+// Loads the packed weights of one step after the other, of all tiles.
 template <typename Format>
 class Ahead {
  public:
@@ -167,7 +167,7 @@ struct StepWords {
   }
 };
 
-// To a part of the ring: rows of 128 bytes, swizzled as the copy engine does.
+// To a stage: rows of 128 bytes, with TMA's swizzle.
 template <typename Format, typename T>
 __device__ inline void unpack_step(const StepWords<Format>& step, StepScales<Format, T>& scales, char* part) {
   constexpr int scales_of_unit = StepScales<Format, T>::kOfUnit;

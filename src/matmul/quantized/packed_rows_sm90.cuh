@@ -49,7 +49,7 @@ class OwnChunks {
     rows_[1] = w + min(row + 8, p.columns - 1) * p.row_bytes;
   }
 
-  // Copies the next part, if there is one, to the place of the one `Depth` before.
+  // Loads the next part, if there is one, into the stage of the one `Depth` before.
   __device__ void copy_next() {
     if (next_ < there_) {
       unsigned to = shared_address(mine_) + *to_;
@@ -125,7 +125,7 @@ class WarpPieces {
     }
   }
 
-  // Copies the next part, if there is one, to the place of the one `Depth` before, of which all lanes have read theirs.
+  // Loads the next part, if there is one, into the stage of the one `Depth` before, which all lanes have read.
   __device__ void copy_next() {
     if (next_ < bytes_) {
       copy(shared_address(slots_) + *to_);

@@ -11,11 +11,11 @@ constexpr int piece_alignment(int bits) {
   return bits == 8 ? 8 : 4;
 }
 
-// out = x @ w^T, or x @ w. Distances of x are in elements, those of w and of its scales in bytes. The kernels' own parameters
-// derive from this; its size is a multiple of 8, so that every compiler puts them at the same place behind it.
+// out = x @ w^T, or x @ w. Strides of x are in elements, those of w and of its scales in bytes. The kernels' own parameters
+// derive from this; its size is a multiple of 8, so that every compiler has them at the same offset.
 struct QuantizedGemmParams {
   const void* x;             // [matrices, rows, inner]
-  const void* w;             // packed [experts, columns, inner], or [experts, inner, columns]
+  const void* w;             // quantized [experts, columns, inner], or [experts, inner, columns]
   const void* scales;        // the same with a number for each group of the last
   const void* biases;        // the same, or null
   const unsigned* x_index;   // which matrix of x each batch takes, one after the last being the last; null: its own number
@@ -48,7 +48,7 @@ struct SplitKParams : QuantizedGemmParams {
 };
 
 // ------------------------------------------------------------------- few rows of x (quantized_small_m.cu, quantized_plain.cu)
-// What a warp of the tensor core kernels computes at a time (quantized_small_m.cu, quantized_moe_sm90.cu).
+// A warp tile of the tensor core kernels (quantized_small_m.cu, quantized_moe_sm90.cu).
 struct SmallMTile {
   static constexpr int kRows = 32;                                 // of w
   static constexpr int kSlice = QuantizedGemmParams::kScaleRange;  // of inner
@@ -62,7 +62,7 @@ struct SmallMParams : SplitKParams {
   int inner_warps;  // warps that share rows of w and have different slices
 
   static constexpr int kMostThreads = 512;  // of a block
-  static constexpr int kMostRowWarps = 8;   // each has a barrier, of which a block has 15 beside its own
+  static constexpr int kMostRowWarps = 8;   // each has a barrier; a block has 15 besides barrier 0
   static constexpr int kChunk = 32;         // values, of which inner is a multiple
 
   // x and, for each warp, its scales and its sums of `rows` rows; x has `x_rows` of them.
@@ -126,7 +126,7 @@ struct QuantizedSm90 {
   static constexpr int kConsumers = 2;               // warpgroups, each with 64 rows of w
   static constexpr int kTileRows = kConsumers * 64;  // of w, of a block
   static constexpr int kThreads = (kConsumers + 1) * 128;
-  static constexpr int kPart = 128;        // of inner: what is copied and multiplied at once
+  static constexpr int kPart = 128;        // of inner: K of a stage
   static constexpr int kRange = 256;       // of inner: what blocks share begins at multiples of this
   static constexpr int kScaleParts = 4;    // whose scales a warp loads at once
   static constexpr int kScaleStride = 20;  // words of a row's scales of these (16 at most): 8 rows in different banks
@@ -153,7 +153,7 @@ struct QuantizedSm90 {
 };
 
 // ----------------------------------------------------------------------------------------- values (dequantize.cu)
-// Distances of the packed weights and the scales in bytes, of the result in elements.
+// Strides of the packed weights and the scales in bytes, of the result in elements.
 struct DequantizeParams {
   const void* w;
   const void* scales;

@@ -41,8 +41,8 @@ mx::array quantized_small_m(
     bool sorted,
     const mx::Stream& stream);
 
-// The weights of an array that `quantized_small_m` has made of rows and transposed matrices, and which matrix each row goes to
-// where there are several; nothing for any other array. Of several, x is one row, or has a row for each index.
+// The weights of an array that `quantized_small_m` has made of rows and transposed matrices, and each row's matrix if there are
+// several; none for any other array. With several, x is one row, or has a row for each index.
 struct RowWeights {
   QuantizedWeights weights;
   MaybeArray chosen;  // rhs_indices

@@ -192,7 +192,7 @@ __device__ inline void set_factors(Factors<Format, __half>& to, unsigned scale, 
   to.second = bias * 0x10001u;
 }
 
-// A warp at its slices of the block's items: what it computes with, and what it loads meanwhile.
+// A warp at its slices of the block's items: current operands and prefetched ones.
 template <typename Steps>
 class MoeWarp {
   using Format = typename Steps::Format;
@@ -425,10 +425,10 @@ class MoeWarp {
   int slices_;
   int scale_bytes_;  // of a slice of a row
   SmallMRow<Steps> x_;
-  int item_;  // what is computed
+  int item_;  // being computed
   int slice_;
   const char* w_;
-  int next_item_;  // what is loaded
+  int next_item_;  // being loaded
   int next_slice_;
   const char* next_w_;
   const char* scales_;

@@ -66,7 +66,7 @@ __device__ inline void load_values(const T* from, float (&to)[8]) {
   }
 }
 
-// w transposed: each warp has four rows of w, its lanes have pieces of 8 values in turn.
+// w transposed: each warp has four rows of w, its lanes take turns at pieces of 8 values.
 template <typename Format, typename T, int Rows>
 __device__ inline void plain_transposed(const SplitKParams& p) {
   const int lane = threadIdx.x % 32;

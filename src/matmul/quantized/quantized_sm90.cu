@@ -25,7 +25,7 @@ struct Shared {
   static constexpr int kDepth = kShape.depth();
   static constexpr int kStageBytes = kShape.stage_bytes();
   static constexpr int kSlotBytes = kShape.slot_bytes(Format::kBits);
-  static_assert(kShape.shared_bytes(Format::kBits) <= 227 * 1024);  // what a block on Hopper may have
+  static_assert(kShape.shared_bytes(Format::kBits) <= 227 * 1024);  // the limit of a block on Hopper
 
   unsigned char* x;
   unsigned char* slots;
@@ -114,7 +114,7 @@ __device__ inline void order(const QuantizedSm90Params& p) {
   constexpr bool half = Format::kBits == 8;
   const int first = half ? line * 8 + piece : line * 2 + piece;
   constexpr int next = half ? 2 : 4;
-  const long long from_row = min(group * 8 + row, p.rows - 1);  // what is behind the last does not matter
+  const long long from_row = min(group * 8 + row, p.rows - 1);  // rows after the last are ignored
   const auto* x = static_cast<const unsigned short*>(p.x) + x_matrix(p, batch) * p.x_distance + from_row * p.x_row;
   uint4 pairs[4];
 #pragma unroll

@@ -87,7 +87,7 @@ __device__ inline void stage_x(unsigned char* to, const SmallMParams& p, const S
   }
 }
 
-// A warp at its slices of its tiles: what it computes with, and what it loads meanwhile.
+// A warp at its slices of its tiles: current operands and prefetched ones.
 template <typename Traits>
 class SmallMWarp {
   using Format = typename Traits::Format;
@@ -335,9 +335,9 @@ class SmallMWarp {
   SmallMRow<Traits> x_;
   unsigned* scales_;  // in shared memory, of the slice
   float* results_;    // of the warps of the tile
-  int tile_;          // what is computed
+  int tile_;          // being computed
   int slice_;
-  int next_tile_;  // what is loaded
+  int next_tile_;  // being loaded
   int next_slice_;
   Chunks chunks_[2];  // of two steps
   RowScales loaded_scales_;
@@ -350,7 +350,7 @@ __device__ inline void small_m(const SmallMParams& p) {
   extern __shared__ __align__(128) unsigned char shared[];
   const SmallMBlock<Traits> block(p);
   SmallMWarp<Traits> warp(p, block, shared);
-  // The first turn only loads: what a turn computes with has been loaded in the one before.
+  // The first iteration only loads: each computes with the operands that the one before has loaded.
   for (bool loaded = false; warp.has_tile() || !loaded; loaded = true) {
     if (loaded) {
       warp.store_loaded_scales();

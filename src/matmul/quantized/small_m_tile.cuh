@@ -22,8 +22,8 @@ struct SmallMSteps {
   using Chunks = unsigned[4][kWords];  // of rows g, g + 8, g + 16, g + 24, where g is the lane / 4
 };
 
-// Where a thread reads x [inner / 128][rows][128], as x_place has it: one row of each 8. Every row is a column of its own in the
-// results, so that it does not matter what the missing ones are.
+// The address from which a thread reads x [inner / 128][rows][128], as x_place: one row of each 8. Every row is a column of its
+// own in the results, so missing rows may have any values.
 template <typename Steps>
 class SmallMRow {
   using Format = typename Steps::Format;

@@ -28,7 +28,7 @@ struct GroupScale {
     }
   }
 
-  // Not done by `load`, so that what it reads may come later.
+  // Not part of `load`, so that its loads may arrive later.
   __device__ void expand() {
     if constexpr (Format::kBiased) {
       scale *= 0x10001u;

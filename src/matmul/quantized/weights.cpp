@@ -15,7 +15,7 @@ namespace {
 // are the same.
 std::optional<std::int64_t> matrix_distance(const mx::array& in) {
   std::int64_t distance = 0;
-  std::int64_t outer = 0;  // what the stride of the next outer dimension has to be
+  std::int64_t outer = 0;  // the expected stride of the next outer dimension
   for (int axis = static_cast<int>(in.ndim()) - 3; axis >= 0; --axis) {
     if (in.shape(axis) == 1) {
       continue;

@@ -49,7 +49,7 @@ struct Readable {
 // `adjacent`: rows of w must be adjacent. `alignment`: their alignment in bytes. Copies arrays that do not fit.
 Readable readable(QuantizedWeights weights, bool adjacent, int alignment, CommandEncoder& encoder, const mx::Stream& stream);
 
-// Whether the scales of QuantizedGemmParams::kScaleRange values can be read at once, once `readable` has made of them what it does.
+// Whether the scales of QuantizedGemmParams::kScaleRange values can be read at once, in the layout of `readable`.
 bool scales_are_wide(const QuantizedWeights& weights);
 
 // Whether an array, and every `distance`-th element of it, is aligned to that many bytes. The offset suffices: an array that
