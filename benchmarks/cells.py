@@ -25,7 +25,7 @@ WORDS = (
     (r"\bquantised\b", "quantized"), (r"sorted rows\b", "sorted tokens"), (r"tokens of (\d+) experts\b", r"tokens, top-\1"),
     (r"\bskinny\b", "small_m"),
 )  # fmt: skip
-ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches
+ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no GEMM reaches
 
 
 def speed(result: Mapping[str, Any], side: str, part: str = "decode") -> float:
