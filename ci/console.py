@@ -1,4 +1,4 @@
-"""What the commands have in common: how they speak, and options of several."""
+"""Common parts of the commands: output, and options of several."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def show(table: Table) -> None:
 
 
 def described(name: str, text: str | None) -> tuple[str, str]:
-    """What a docstring says of a command: its first line, for a list of commands, and the rest."""
+    """A command's docstring: its first line, for a list of commands, and the rest."""
     about, _, details = (text or "").replace("``", "").partition("\n")
     return about.removeprefix(f"python -m ci {name}: ").rstrip("."), details
 

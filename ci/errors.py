@@ -17,7 +17,7 @@ class CiError(Exception):
 
 
 class CheckFailed(CiError):
-    """What was examined is wrong: a bad wheel, a root that does not verify."""
+    """The examined thing is wrong: a bad wheel, a root that does not verify."""
 
     exit_code = 1
 

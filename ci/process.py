@@ -18,7 +18,7 @@ class TookTooLong(EnvironmentProblem):
 
 
 def run(command: Sequence[str | Path], *, fix: str | None = None, show: bool = False, **options: Any) -> CompletedProcess[str]:
-    """What came of a program, whatever its exit code; with `show` it has spoken on stderr. Options are `subprocess.run`'s."""
+    """A program's result, whatever its exit code; with `show` its output goes to stderr. Options are `subprocess.run`'s."""
     name, *arguments = map(str, command)
     streams = {"stdout": _STDERR if show else subprocess.PIPE, "stderr": None if show else subprocess.PIPE}
     streams |= {} if "input" in options else {"stdin": subprocess.DEVNULL}
@@ -33,7 +33,7 @@ def run(command: Sequence[str | Path], *, fix: str | None = None, show: bool = F
 
 
 def output(command: Sequence[str | Path], *, fix: str, said: str = "", missing: str | None = None, **options: Any) -> str:
-    """What a program prints. Where it fails that is an EnvironmentProblem with its first line, after `said` or its name."""
+    """A program's output. A failure is an EnvironmentProblem with its first line, after `said` or its name."""
     done = run(command, fix=missing, **options)
     if done.returncode:
         words = (done.stderr or done.stdout or f"exit code {done.returncode}").strip()
@@ -42,5 +42,5 @@ def output(command: Sequence[str | Path], *, fix: str, said: str = "", missing: 
 
 
 def git(*words: str, **options: Any) -> str:
-    """What git prints."""
+    """git's output."""
     return output(["git", *words], **options)

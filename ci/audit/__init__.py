@@ -76,7 +76,7 @@ def describe(path: Path) -> WheelFacts:
 
 
 def examine(wheel: Wheel, cuda: Sequence[str], arch: Sequence[str], checks: Collection[str] | None = None) -> Iterator[Violation]:
-    """What is wrong with a wheel, check by check as they are asked."""
+    """Return the problems of a wheel, check by check in the given order."""
     from .checks import CHECKS, FIXES
     from .policy import for_wheel
 
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
                 _install_roots(wheel)
             violations += examine(wheel, args.cuda, args.arch)
             wheels.append(wheel)
-        except CiError as error:  # noqa: PERF203  # no wheel of ours: told after what was found in the others
+        except CiError as error:  # noqa: PERF203  # not a wheel of mlx-cuda: reported after the findings in the others
             unread.append(error)
     violations += disagreements(wheels)
     from ..console import visible

@@ -1,4 +1,4 @@
-"""What each system is known to supply: auditwheel's policies for Linux, delvewheel's lists for Windows, both as they ship them."""
+"""The libraries and symbols that each system supplies: auditwheel's policies for Linux, delvewheel's lists for Windows, unchanged."""
 
 from __future__ import annotations
 

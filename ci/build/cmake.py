@@ -1,4 +1,4 @@
-"""What the CMake build needs of the matrix and the toolkit roots, written as a CMake file.
+"""The inputs of the CMake build from the matrix and the toolkit roots, written as a CMake file.
 
 ``python -m ci.build.cmake --output matrix.cmake --platform host --cuda 12.8 13.0`` is called by ``cmake/Toolkit.cmake``
 in the isolated environment of any build front end, so it imports no more than ``tomli`` and ``platformdirs``.
@@ -54,7 +54,7 @@ def render(versions: Sequence[str], platform: matrix.Platform) -> str:
         if version not in declared.cuda:
             raise EnvironmentProblem(f"unknown CUDA version {version!r}", fix=f"use {' or '.join(declared.cuda)}")
         prefix = f"MLX_CUDA_{version.replace('.', '_')}"
-        # A bracket argument takes the text as it is: $ORIGIN and spaces in paths need no escape.
+        # In a bracket argument, $ORIGIN and spaces in paths need no escape.
         lines += [f"set({prefix}_{key} [==[{value}]==])" for key, value in _settings(declared.cuda[version], platform)]
     return "\n".join(lines) + "\n"
 

@@ -48,7 +48,7 @@ def toolset(folder: Path, declared: matrix.Compilers) -> str:
 
 
 def cmd(line: str) -> str:
-    """What Windows' shell prints. A list of arguments would be quoted by rules that cmd does not have."""
+    """Return the output of Windows' shell. A list of arguments would be quoted by rules that cmd does not have."""
     return subprocess.run(f'cmd /d /s /c "{line}"', check=False, stdout=subprocess.PIPE, encoding="utf-8").stdout
 
 

@@ -40,7 +40,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """What a native module knows its device code by."""
+        """The digest by which a native module knows its device code."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What an index answers: queried again for minutes while it fails, and never misread.
+"""An index's answers: queried again for minutes while it fails, and never misread.
 
 requests queries, and pypi-simple reads the pages. Decided here is which answers are a page of the simple API (PEP 503, 691), which of the
 others may pass, and how long that is waited for: a login page that says 200 is no free name, and a restart is no reason to give up.
@@ -31,13 +31,13 @@ ACCEPT = f"{JSON}, {HTML[0]};q=0.2, {HTML[1]};q=0.01"
 PASSING = {408, 425, 429, 500, 502, 503, 504}  # what a server says that may be able to answer later
 LARGEST_PAGE, LARGEST_FILE = 64 << 20, 256 << 20
 LONGEST_PAUSE = 60.0
-UNREACHABLE = 30.0  # seconds: who has no network is told so before long
+UNREACHABLE = 30.0  # seconds: without a network, the error comes soon
 AGAIN = "check the network and the index, then run again"
 ADDRESS = "check the address of the index, and what stands between it and this machine (a proxy, a login page)"
 
 
 class _Passing(Exception):
-    """What may soon be over. `after`: the seconds that the server requests; `patience`: the longest time to query it."""
+    """A failure that may soon be over. `after`: the seconds that the server requests; `patience`: the longest time to query it."""
 
     def __init__(self, why: str, *, after: float = 0, patience: float = float("inf")) -> None:
         super().__init__(why)
@@ -158,7 +158,7 @@ class Client:
 
 
 def _within(seconds: float, ask: Callable[[], _Answer]) -> _Answer | _Passing:
-    """What it gives within so many seconds. A timeout of sockets is for each of their reads: drop by drop, headers alone can take days."""
+    """Return its result within so many seconds. A socket's timeout is for each read: drop by drop, headers alone can take days."""
     future: futures.Future[_Answer] = futures.Future()
 
     def work() -> None:
@@ -167,7 +167,7 @@ def _within(seconds: float, ask: Callable[[], _Answer]) -> _Answer | _Passing:
         except BaseException as error:  # who waits raises it
             future.set_exception(error)
 
-    threading.Thread(target=work, daemon=True).start()  # nobody waits for one that is late, not even the end of the program
+    threading.Thread(target=work, daemon=True).start()  # a late one is not waited for, not even at the program's end
     if not futures.wait([future], seconds).done:
         return _Passing(f"its answer takes more than {seconds:g} s")
     try:
@@ -183,7 +183,7 @@ def _pass_redirect(response: requests.Response, **_: object) -> None:
 
 
 def _line(text: object) -> str:
-    """What a stranger says, in one line that is not too long."""
+    """The text of a foreign server, in one line that is not too long."""
     return visible(" ".join(str(text).split()))[:300]
 
 
@@ -200,7 +200,7 @@ def _after(header: str) -> float:
 
 
 def _first(error: Exception) -> str:
-    """What is wrong, in one line: the first of the fields that pydantic, with which pypi-simple reads, finds wrong."""
+    """The error in one line: the first of the fields that pydantic, with which pypi-simple reads, finds wrong."""
     found = getattr(error, "errors", None)
     if callable(found) and (fields := found(include_url=False, include_context=False, include_input=False)):
         place = ".".join(map(str, fields[0]["loc"]))

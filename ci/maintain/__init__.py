@@ -1,1 +1,1 @@
-"""What keeps the factory true: wheels by cibuildwheel in a container, builds compared, another MLX; whether the tests notice a change."""
+"""Maintenance: wheels by cibuildwheel in a container, comparison of builds, another MLX; whether the tests notice a change."""

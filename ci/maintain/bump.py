@@ -58,7 +58,7 @@ def pinned(root: Path) -> tuple[str, list[str]]:
 
 
 def plan(root: Path, mlx: str, resolve: Resolve, relock: Relock) -> Bump:
-    """What has to change in a working tree for it to build for this MLX; nothing is written."""
+    """The changes that a working tree needs to build for this MLX; nothing is written."""
     import tomlkit
 
     old, packages = pinned(root)

@@ -1,4 +1,4 @@
-"""In which members two wheels differ. What differs inside one is for diffoscope to say, which knows every format."""
+"""The members in which two wheels differ. Differences inside a member are for diffoscope, which knows every format."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def differences(first: Path, second: Path) -> list[Difference]:
 
 
 def _members(path: Path) -> dict[str, str]:
-    """What the archive says of each member, and what is in it."""
+    """The archive's entry of each member, and its contents."""
     with zipfile.ZipFile(path) as archive:
         return {
             entry.filename: f"{_described(archive.read(entry))}, {stat.filemode(entry.external_attr >> 16)}, "

@@ -34,7 +34,7 @@ class Pin:
 
 
 def pins(texts: Iterable[tuple[str, str]]) -> list[Pin]:
-    """What workflows, each with its name, pin; CheckFailed where an action has no commit, or no version beside it."""
+    """The pins of workflows, each with its name; CheckFailed if an action has no commit, or no version next to it."""
     found, problems = set[Pin](), list[str]()
     for name, text in texts:
         for line in _USES.finditer(text):
@@ -63,7 +63,7 @@ def tags(repository: str, server: str) -> dict[str, str]:
 
 
 def wrong(pin: Pin, known: dict[str, str]) -> str | None:
-    """What is wrong with a pin, by the tags of its repository; None if nothing is."""
+    """The problem of a pin, by the tags of its repository; None if there is none."""
     if known.get(pin.tag) == pin.commit:
         return None
     here = sorted(tag for tag, commit in known.items() if commit == pin.commit)

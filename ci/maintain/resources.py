@@ -56,7 +56,7 @@ class Kernel:
         return self.threads // 32 * -(-self.registers * 32 // UNIT) * UNIT
 
     def beyond(self, capability: dict[str, Any]) -> Iterator[str]:
-        """What it needs and a multiprocessor does not have."""
+        """The resources that it needs and a multiprocessor does not have."""
         if self.registers > MOST_REGISTERS:
             yield f"{self.registers} registers a thread of {MOST_REGISTERS}"
         if self.shared > MOST_SHARED + SYSTEMS:
@@ -145,7 +145,7 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def gpu_table() -> str:
-    """What each GPU takes, and what its multiprocessors have."""
+    """The resources that each GPU takes, and those of its multiprocessors."""
     rows = [["compute capability", "GPUs", "SASS", "threads", "shared memory, KiB"]]
     for each in capabilities():
         code = ", ".join(f"`sm_{name}`" for name in each["code"])

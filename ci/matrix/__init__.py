@@ -54,7 +54,7 @@ def _rows(pythons: tuple[str, ...], **table: str) -> list[Row]:
 
 
 def _tuples(value: Any) -> Any:
-    """What TOML gives as lists, at any depth."""
+    """TOML's lists as tuples, at any depth."""
     if isinstance(value, dict):
         return {key: _tuples(each) for key, each in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""What ``matrix.toml`` declares, except for device code, as frozen dataclasses."""
+"""The declarations of ``matrix.toml``, except for device code, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Compilers:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version as it is compared."""
+    """A version for comparisons."""
     return tuple(int(part) for part in version.split("."))
 
 

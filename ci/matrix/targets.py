@@ -23,13 +23,13 @@ def capability(architecture: str) -> int:
 
 @dataclass(frozen=True)
 class Targets:
-    """What a source is compiled for: SASS, such as 80 and 90a, and PTX."""
+    """The targets of a source: SASS, such as 80 and 90a, and PTX."""
 
     sass: tuple[str, ...]
     ptx: tuple[str, ...]
 
     def front(self, architecture: str) -> str:
-        """The PTX that SASS is assembled from: the newest declared one; its own where there is none or where it has a letter."""
+        """The PTX that SASS is assembled from: the newest declared one; its own if there is none or if it has a suffix."""
         number, variant = architecture_order(architecture)
         older = [each for each in self.ptx if capability(each) <= number]
         return architecture if variant or not older else max(older, key=architecture_order)
@@ -63,7 +63,7 @@ class Device:
         return _ascending(each for targets in (self.default, *dict(self.special).values()) for each in targets.ptx)
 
     def asked(self, requested: Iterable[str]) -> Targets:
-        """What names mean: a number alone is what is declared for it, so 90 is 90a; compute_80 is PTX. ValueError for no such name."""
+        """The targets of names: a number alone is what is declared for it, so 90 is 90a; compute_80 is PTX. ValueError for no such name."""
         names = {str(capability(name)): name for name in self.sass}
         asked = [name.partition("_")[::2] if name.startswith("compute_") else ("", names.get(name, name)) for name in requested]
         return Targets(*(_ascending(name for kind, name in asked if kind == wanted) for wanted in ("", "compute")))
@@ -74,7 +74,7 @@ class Device:
         return (max(family, key=architecture_order),) if family else tuple(f"compute_{name}" for name in self.ptx)
 
     def narrowed(self, source: str, requested: Iterable[str]) -> Targets:
-        """What is asked for, as far as the source has code for it."""
+        """The requested targets, as far as the source has code for them."""
         declared, asked = self.declared(source), self.asked(requested)
         return Targets(*(tuple(filter(declared.holds, each)) for each in (asked.sass, asked.ptx)))
 

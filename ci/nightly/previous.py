@@ -1,4 +1,4 @@
-"""The nights before, from the site as it is. Nothing there is taken on trust: names, digests and METADATA have to agree."""
+"""The previous nights, from the current site. Nothing there is trusted: names, digests and METADATA have to agree."""
 
 from __future__ import annotations
 

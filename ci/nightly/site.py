@@ -1,7 +1,7 @@
 """The files of the site: the simple API as HTML, which any server hands out as such, the same as JSON, and a page for people.
 
-pip and uv take JSON only under a content type that a server of plain files does not give, so JSON lies beside, for programs that ask for it
-by name.
+pip and uv take JSON only under a content type that a server of plain files does not give, so JSON is next to it, for programs that request
+it by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .wheels import Nightly
 
 
 def wheels(site: Path) -> Path:
-    """Where the wheels lie: beside the page that lists them, so that its links are mere names wherever the site is."""
+    """The directory of the wheels: that of the page that lists them, so that its links are file names wherever the site is."""
     return site / "simple" / load().name
 
 

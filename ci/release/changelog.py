@@ -64,7 +64,7 @@ def _heading(line: str) -> Entry | None:
 
 
 def entry(version: Version, text: str) -> Entry:
-    """What there is to say of a version; CheckFailed where that is nothing.
+    """The changelog's entry of a version; CheckFailed if it is empty.
 
     Before a release its entry needs no date, and what is unreleased stands for one that is not there.
     """

@@ -19,7 +19,7 @@ WITHOUT_TOOLKITS = tuple(identifier for identifier in CHECKS if identifier not i
 
 
 def wheels(dist: Dist, *, checks: Collection[str] | None = None) -> Iterator[Violation]:
-    """What is wrong with the wheels, by the audit: by these checks of it, None being all, and by those across wheels."""
+    """The wheels' problems, by the audit: by these checks of it, None being all, and by those across wheels."""
     opened = [read(path) for path in dist.paths]
     yield from disagreements(opened)
     # A resolver reads the METADATA of one wheel and takes it for all.
@@ -32,7 +32,7 @@ def wheels(dist: Dist, *, checks: Collection[str] | None = None) -> Iterator[Vio
 
 
 def twine(dist: Dist) -> Iterator[Violation]:
-    """What the index would refuse, as far as twine knows."""
+    """Everything that the index would refuse, as far as twine knows."""
     command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", *map(str, dist.paths)]
     done = process.run(command, env={**os.environ, "COLUMNS": "1000"})
     if done.returncode:

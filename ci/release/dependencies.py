@@ -23,7 +23,7 @@ from .standing import finding
 
 
 def of_wheel(metadata: Message) -> dict[str, list[Requirement]]:
-    """What each extra requires, with what is always installed."""
+    """The requirements of each extra, with what is always installed."""
     requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
     return {
         extra: [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": extra})]
@@ -32,7 +32,7 @@ def of_wheel(metadata: Message) -> dict[str, list[Requirement]]:
 
 
 def dependencies(extras: Mapping[str, Sequence[Requirement]], python: str) -> Iterator[Violation]:
-    """What each extra requires can be had as wheels, on each platform, from the index that this machine's uv uses."""
+    """The requirements of each extra exist as wheels, on each platform, in the index that this machine's uv uses."""
     for extra, wanted in extras.items():
         lines = "".join(f"{each.name}{each.specifier}\n" for each in wanted)
         for platform in load().platforms.values() if wanted else ():
@@ -50,7 +50,7 @@ def oldest_python(requires_python: str) -> str:
 
 
 def resolve(platform: Platform, folder: Path, *arguments: str, lines: str | None = None) -> str:
-    """What uv resolves for a platform; CheckFailed where there is no solution."""
+    """uv's resolution for a platform; CheckFailed if there is no solution."""
     command = [uv.executable(), "pip", "compile", "--quiet", "--no-build", "--python-platform", platform.uv, *arguments]
     done = process.run(command, cwd=folder, input=lines)
     if done.returncode and "No solution found" not in done.stderr:

@@ -1,4 +1,4 @@
-"""How the repository on GitHub is set up, as far as a release hangs on it."""
+"""The settings of the repository on GitHub, as far as a release depends on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHERE = "docs/factory/releasing.md, Set up a repository"
 
 @dataclass(frozen=True)
 class Rule:
-    """What an environment must be limited to, and whether people must agree to each use."""
+    """The limits that an environment must have, and whether people must agree to each use."""
 
     refs: frozenset[str]
     reviewed: bool = False
@@ -76,6 +76,6 @@ def _spell(refs: frozenset[str]) -> str:
 
 
 def _ask(path: str) -> Any:
-    """What GitHub's API says under this path of the repository; a job needs `actions: read`."""
+    """Get this path of the repository from GitHub's API; a job needs `actions: read`."""
     url = urlsplit(address())
     return json.loads(gh.api(url.netloc, f"repos{url.path}/{path}", what=f"GitHub does not say what {url.path[1:]} has"))

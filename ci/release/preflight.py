@@ -1,6 +1,6 @@
-"""``release preflight``: what would stop a release, found before anything is built.
+"""``release preflight``: problems that would stop a release, found before anything is built.
 
-Everything that the checkout, the index and GitHub can tell. What the wheels alone can tell is for `release check`.
+Reads the checkout, the index and GitHub; `release check` reads the wheels.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def preflight(index: Index | None, *, tag: str | None) -> Version:
 
 
 def _tried(part: Callable[[], Iterator[Violation]]) -> Iterator[Violation]:
-    """What a part finds; one that cannot do its work here keeps no other from it."""
+    """The findings of a part; one that cannot do its work here stops no other."""
     try:
         yield from part()
     except EnvironmentProblem as problem:

@@ -30,7 +30,7 @@ _SETTINGS = re.compile(r"InvalidConfiguration|NonInteractive|Credential|TrustedP
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds an upload in time and requests. twine sends a file up to five times where the answer is 5xx."""
+    """The limits of an upload in time and requests. twine sends a file up to five times if the answer is 5xx."""
 
     attempts: int = 6  # runs of twine for one file: with the pauses two and a half minutes, for an index that restarts
     file: float = 1800  # seconds after which no further attempt begins
@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an upload has to do, decided from the bytes that the index has."""
+    """The files that an upload has to send, decided from the bytes that the index has."""
 
     present: tuple[Entry, ...]  # on the index, byte-identical
     missing: tuple[Entry, ...]  # in the order in which they go
@@ -122,7 +122,7 @@ def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tupl
         return False, f"no answer in {limits.upload:.0f} s"
     output = f"{done.stdout}\n{done.stderr}"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    # The line with the reason comes last but for a hint that has none.
+    # The line with the reason comes last, except for a hint that has none.
     reasons = [line for line in lines if re.match(r"(ERROR|[\w.]*(Error|Exception))\b", line)] or lines
     taken = done.returncode == 0 or "already exist" in output  # by an attempt whose answer was lost; the page tells which bytes
     return taken, reasons[-1] if reasons else f"twine ended with {done.returncode}"
@@ -140,7 +140,7 @@ def _shown(dist: Dist, entry: Entry, index: Index, seconds: float) -> bool:
 
 
 def _give_up_if_refused(entry: Entry, index: Index, said: str) -> None:
-    """What the index refuses it will refuse again; only 5xx, silence and a broken connection are worth another attempt."""
+    """A file that the index refuses will be refused again; only 5xx, silence and a broken connection are worth another attempt."""
     refused = re.search(r"HTTPError: (4\d\d)\b", said)
     if refused and refused[1] in {"401", "403"}:
         raise EnvironmentProblem(f"{index.name} does not let us upload: {said}", fix=f"check the credentials, then {RESUME}")

@@ -1,4 +1,4 @@
-"""The version: what one of ours looks like, where it stands in a checkout, and how another is put there."""
+"""The version: its form, its places in a checkout, and how to change it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PACKAGE = Path("python", load().module, "_version.py")
 
 
 def unfit(version: Version) -> Iterator[str]:
-    """Why this is no version of ours: `<mlx>.<n>`, as a candidate or a development version too."""
+    """Why this is no version of mlx-cuda: `<mlx>.<n>`, as a candidate or a development version too."""
     if version.local:
         yield f"{version} is a local version, which no index takes"
     if not load().mlx:
@@ -31,14 +31,14 @@ def unfit(version: Version) -> Iterator[str]:
 
 
 def stated(root: Path) -> dict[Path, str]:
-    """What each file says that the version is; "" where it says nothing."""
+    """The version in each file; empty if it has none."""
     project = tomllib.loads((root / PROJECT).read_text("utf-8"))["project"]
     package = re.search(r'^__version__ = "([^"]*)"$', (root / PACKAGE).read_text("utf-8"), re.MULTILINE)
     return {PROJECT: str(project.get("version", "")), PACKAGE: package[1] if package else ""}
 
 
 def current(root: Path) -> Version:
-    """The version of a checkout; CheckFailed where its files do not agree on one of ours."""
+    """The version of a checkout; CheckFailed if its files do not agree on a valid one."""
     said = stated(root)
     problems = [f"{path.as_posix()} says {text or 'nothing'}" for path, text in said.items()] if len({*said.values()}) > 1 else []
     try:
@@ -51,7 +51,7 @@ def current(root: Path) -> Version:
 
 
 def development(root: Path) -> Version:
-    """The version of what lies between releases: of the next one, before all else, ordered by the commits' times.
+    """A version between releases: of the next one, before all else, ordered by the commits' times.
 
     The same commit always gives the same: a tag that was made from it, or later, does not count.
     """

@@ -78,7 +78,7 @@ def check_excludes(wheel: Wheel, matrix: Matrix) -> tuple[str, ...]:
 
 
 def _needs(wheel: Wheel, stem: str) -> set[str] | None:
-    """What the native module of this name needs; None where the wheel has no such module."""
+    """The libraries that the native module of this name needs; None if the wheel has no such module."""
     modules = [binary for member, binary in wheel.binaries.items() if member.startswith(stem)]
     return {wheel.key(name) for binary in modules for name in binary.needed} if modules else None
 

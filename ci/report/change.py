@@ -1,4 +1,4 @@
-"""What is different from another set of wheels: sizes, libraries, requirements."""
+"""Differences from another set of wheels: sizes, libraries, requirements."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Change:
 
     @property
     def parts(self) -> list[Difference]:
-        """Of the device code and the native modules, likewise."""
+        """The same of the device code and the native modules."""
         return _differences(_parts(self.before), _parts(self.after))
 
     @property
@@ -102,7 +102,7 @@ def _parts(contents: Contents) -> dict[tuple[str, str], int]:
 
 
 def _statements(contents: Contents) -> Iterator[str]:
-    """What a wheel requires, one line each."""
+    """A wheel's requirements, one line each."""
     for module in contents.modules:
         yield f"{module.name} for {contents.slot.platform}"
         if module.facts:

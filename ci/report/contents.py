@@ -1,4 +1,4 @@
-"""What each byte of a wheel belongs to: its members, the device code of each architecture, and the host's code in each native binary."""
+"""The owner of each byte of a wheel: its members, the device code of each architecture, and the host's code in each native binary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .slots import Slot
 
 FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI", "GCC")
 
-# What the sections of a binary are for, the first that matches; the rest is headers and padding.
+# The purposes of a binary's sections, the first that matches; the rest is headers and padding.
 SECTIONS = (
     ("code", "host code", (".text*", ".init", ".fini", ".plt*")),
     ("data", "constants", (".rodata*", ".rdata*", ".data*", ".tdata", ".*_array")),
@@ -45,7 +45,7 @@ KINDS: Mapping[str, str] = {
 
 
 class Label(NamedTuple):
-    """What some bytes are: the kind, one of KINDS, decides the colour, the name is read."""
+    """The meaning of some bytes: the kind, one of KINDS, decides the color, the name is read."""
 
     kind: str
     name: str  # "sm_90", "compute_80", "host code"
@@ -219,7 +219,7 @@ def _ordered(sizes: Mapping[Label, int]) -> dict[Label, int]:
 
 
 def _sections(data: bytes) -> Iterator[tuple[int, int, str]]:
-    """Where in the file each section lies: offset, size and name."""
+    """The position of each section in the file: offset, size and name."""
     if data[:2] == b"MZ":
         import pefile
 

@@ -47,7 +47,7 @@ class Judged:
     budget: int  # bytes
 
     def directories(self, module: Code) -> list[str]:
-        """Where the libraries of a module lie that the system does not find."""
+        """The directories of a module's libraries that the system does not search."""
         return list(dict.fromkeys(use.supplier.directory for use in self.uses if use.supplier.directory and module.name in use.modules))
 
     @property
@@ -75,7 +75,7 @@ class Report:
 
     @property
     def covered(self) -> list[tuple[tuple[Place, ...], list[int]]]:
-        """What GPUs get, and the numbers of the wheels that it is the same in."""
+        """The code that GPUs get, and the numbers of the wheels that it is the same in."""
         found: list[tuple[tuple[Place, ...], list[int]]] = []
         for number, each in enumerate(self.wheels):
             alike = next((numbers for places, numbers in found if _rows(places) == _rows(each.places)), None)
@@ -146,7 +146,7 @@ def _row(place: Place, columns: Sequence[coverage.Column]) -> Place:
 
 
 def _rows(places: Sequence[Place]) -> list[object]:
-    """What is shown of them."""
+    """The shown ones of them."""
     return [(place.code.name, len(place.code.fatbins), place.cells) for place in places]
 
 

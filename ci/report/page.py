@@ -35,7 +35,7 @@ def render(report: Report) -> str:
 
 
 def visible(value: Any) -> Any:
-    """Whatever a wheel says is shown as it is."""
+    """Text of a wheel is shown unchanged."""
     return console.visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

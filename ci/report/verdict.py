@@ -60,6 +60,6 @@ def compare(wheels: Sequence[Wheel], results: dict[str, Result]) -> None:
 
 @cache
 def meanings() -> dict[str, str]:
-    """What each check means, from the table in docs/factory/audit.md."""
+    """The meaning of each check, from the table in docs/factory/audit.md."""
     text = (REPOSITORY / "docs" / "factory" / "audit.md").read_text("utf-8")
     return {match[1]: match[2].strip() for match in re.finditer(r"^\| `([\w-]+)` \| (.+?) \|", text, re.MULTILINE)}

@@ -28,7 +28,7 @@ from . import layout, lock, manifest, roots, uv
 
 @dataclass(frozen=True)
 class Installed:
-    """What installing a root did. ``wheel_bytes`` is what was unpacked: fetched too, as far as uv's own cache did not hold it."""
+    """The result of installing a root. ``wheel_bytes`` is what was unpacked: fetched too, as far as uv's own cache did not hold it."""
 
     root: str
     platform: str
@@ -71,9 +71,9 @@ def install(name: str, platform: Platform) -> Installed:
 
 
 def _fill(root: roots.Root, platform: Platform, staging: Path) -> None:
-    """Unpack, arrange, and hash every file: uv checks a wheel when it downloads it, and what lies in its cache not again.
+    """Unpack, arrange, and hash every file: uv checks a wheel when it downloads it, but not in its cache.
 
-    What is damaged there would come back for ever. So the packages that it is of leave the cache, and are unpacked once more.
+    Damage there would come back for ever. So the damaged packages leave the cache, and are unpacked once more.
     """
     for again in (False, True):
         _unpack(root, platform, staging)
@@ -113,7 +113,7 @@ def _complete(target: Path) -> bool:
 
 
 def _stale(target: Path) -> list[Path]:
-    """What killed processes left of this root: to the holder of the lock, every staging directory.
+    """Remove what killed processes left of this root: to the holder of the lock, every staging directory.
 
     The uv of a killed process may live on for a while and write there, which makes removing fail; a later run tries again.
     """

@@ -25,7 +25,7 @@ WORKFLOWS = tuple(f".github/workflows/{name}.yml" for name in ("wheels", "releas
 
 
 def objection(described: Mapping[str, Any], run: Run, *, itself: bool) -> str | None:
-    """What speaks against a run, given as GitHub's API describes it; None if nothing does. ``itself``: this very run asks."""
+    """The objection to a run, given as GitHub's API describes it; None if there is none. ``itself``: this very run asks."""
     if described.get("id") != run.number:
         return f"the API answered with run {described.get('id')}"
     for what, key in ("it", "repository"), ("its commit", "head_repository"):

@@ -41,7 +41,7 @@ _NAMED = 5  # failed tests that the verdict names; pytest has shown them all
 
 @dataclass(frozen=True)
 class Tests:
-    """What pytest counted in one folder of tests."""
+    """pytest's counts in one folder of tests."""
 
     passed: int
     skipped: int
@@ -54,7 +54,7 @@ class Tests:
 
 @dataclass
 class Outcome:
-    """What came of the wheel on one Python, as far as it got."""
+    """The result of the wheel on one Python, as far as it got."""
 
     row: str
     python: str
@@ -78,7 +78,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Case:
-    """What the wheel is tried with: a row of the matrix, or what was asked for."""
+    """The conditions of a trial: a row of the matrix, or what the options say."""
 
     extra: str
     on_gpu: bool
@@ -94,7 +94,7 @@ class Trial:
     benchmark: Path | None = None
 
     def examine(self, fresh: Fresh) -> Outcome:
-        """Try the wheel in an empty environment. What is wrong with it becomes a problem of the outcome."""
+        """Try the wheel in an empty environment. Its problems become problems of the outcome."""
         outcome = Outcome(self.case.row, fresh.version, self.case.extra, self.case.on_gpu)
         start = time.monotonic()
         try:
@@ -130,7 +130,7 @@ class Trial:
         stage("doctor")
         outcome.doctor = fresh.doctor()
         failed = [check for check in outcome.doctor["checks"] if check["status"] == "fail"]
-        fixes = [check.get("fix") or check.get("cure", "") for check in failed]  # cure: wheels before 0.32.4.1
+        fixes = [check.get("fix") or check.get("cure", "") for check in failed]  # the old key: wheels before 0.32.4.1
         outcome.problems += [f"doctor: {check['name']}: {check['summary']}\n  fix: {fix}" for check, fix in zip(failed, fixes, strict=True)]
 
     def _test(self, fresh: Fresh, outcome: Outcome) -> None:
@@ -183,7 +183,7 @@ def _needs(fresh: Fresh) -> Path:
 
 
 def tags(fresh: Fresh) -> list[Tag]:
-    """What the environment's Python takes, best first: queried from itself, with this interpreter's packaging."""
+    """The tags that the environment's Python supports, best first: queried from itself, with this interpreter's packaging."""
     done = fresh.run("-c", _TAGS, env={"PYTHONPATH": str(Path(packaging.__file__).parent.parent)})
     if done.returncode:
         raise EnvironmentProblem(f"{fresh.python} does not tell its tags: {done.stderr.strip()}", fix="give another --python")
@@ -264,7 +264,7 @@ def declared(names: Sequence[str]) -> list[Case]:
 
 
 def asked(args: argparse.Namespace) -> list[Case]:
-    """What the other options say."""
+    """The values of the other options."""
     fitting = gpu.extra()
     extra = fitting if args.extra in {None, "auto"} else args.extra
     on_gpu = load().cpu.extra not in {fitting, extra}

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _to_a_reader(argv: list[str]) -> int:
     """Run a command whose reader may stop early, as head does, without a traceback."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # whose code page on Windows may lack the letters of a path
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whose code page on Windows may lack characters of a path
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:

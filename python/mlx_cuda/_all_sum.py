@@ -30,7 +30,7 @@ class SumCall(Call[mx.array]):
     given: StreamOrDevice  # MLX chooses the device by the group if none is given
 
     @cached_property
-    def choice(self) -> Choice:  # type: ignore[override]  # found only where somebody asks
+    def choice(self) -> Choice:  # type: ignore[override]  # computed only if read
         if isinstance(self.engine, str):
             return Choice("mlx", self.engine)
         reason = self.engine.module.all_sum_refusal(self.x, _processes(self.group))

@@ -21,7 +21,7 @@ from ._mlx_lm.models import decoding_of, is_step, step_of
 from ._mlx_lm.places import left_alone
 from ._mlx_lm.wrapped import not_replaying
 from ._operation import Call
-from ._patch import our_products
+from ._patch import our_matmuls
 from ._replay.errors import NotReplayed
 
 _lock = threading.RLock()
@@ -40,7 +40,7 @@ class StepCall(Call[Any]):
     stream: StreamOrDevice = None
 
     @cached_property
-    def choice(self) -> Choice:  # type: ignore[override]  # found only where somebody asks
+    def choice(self) -> Choice:  # type: ignore[override]  # computed only if read
         if setting.on:
             return Choice("mlx", INVARIANT)
         state = decoding_of(self.model)
@@ -52,7 +52,7 @@ class StepCall(Call[Any]):
         return Choice("replay", f"its step was captured: {state.captures[0].step.nodes} nodes in one launch")
 
     def kernel(self) -> str:
-        """What a captured step consists of."""
+        """The nodes of a captured step."""
         if self.choice.engine != "replay":
             return ""
         return ", ".join(f"{count} {name}" for name, count in decoding_of(self.model).captures[0].step.primitives.items())
@@ -117,7 +117,7 @@ def _with_ours(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a model's ``__call__`` that uses mlx-cuda's matmuls; one thread at a time, which restores MLX's own."""
 
     def call(*arguments: Any, **options: Any) -> Any:
-        with _lock, our_products():
+        with _lock, our_matmuls():
             return function(*arguments, **options)
 
     return call

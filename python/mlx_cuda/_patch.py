@@ -16,15 +16,16 @@ from ._attention.composed import upstream_attention
 from ._common.arrays import StreamOrDevice
 from ._common.choice import OLDEST_GPU
 from ._invariant import attention as invariant_attention
+from ._invariant import matmul as invariant_matmul
 from ._invariant import mlx_lm as invariant_mlx_lm
-from ._invariant import products, refused
+from ._invariant import refused
 from ._invariant.state import marking, refusal, refusing, setting
 from ._loader import native
 from ._loader.graph_cache import cached, growing, natively
 from ._loader.replacing import Prepared, in_place_of
-from ._matmul.batches import product_of_batches, upstream_quantized_matmul
+from ._matmul.batches import batched_quantized_matmul, upstream_quantized_matmul
 from ._matmul.gather import gather_mm, gather_qmm, misread_by_mlx
-from ._matmul.quantized import OURS as OUR_PRODUCTS
+from ._matmul.quantized import OURS as OUR_MATMULS
 from ._matmul.quantized import quantized_matmul
 from ._matmul.upstream import upstream_gather_mm, upstream_gather_qmm
 from ._mlx_lm import places as mlx_lm
@@ -51,9 +52,9 @@ def _attention(
     return call if call.choice.engine in OURS or not call.at_once else Prepared(None, call.sizes)
 
 
-def _product(ours: Operation[..., Call[mx.array]], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def _patched_matmul(ours: Operation[..., Call[mx.array]], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """MLX's function of a matmul, which leaves to mlx-cuda what its kernels support."""
-    return in_place_of(upstream, lambda call: call.choice.engine in OUR_PRODUCTS or misread_by_mlx(call))(ours.prepare)
+    return in_place_of(upstream, lambda call: call.choice.engine in OUR_MATMULS or misread_by_mlx(call))(ours.prepare)
 
 
 @cached
@@ -118,15 +119,15 @@ class Route(NamedTuple):
     ours: Callable[..., Any]
 
 
-_quantized_matmul = _product(quantized_matmul, product_of_batches)
+_quantized_matmul = _patched_matmul(quantized_matmul, batched_quantized_matmul)
 # Calls with a batch of weights go there without a look into the cache: a quantized cache of keys and values is one, of another size at each
 # token, so that the graph would be built each time.
-vars(_quantized_matmul)["of_batches"] = product_of_batches
+vars(_quantized_matmul)["of_batches"] = batched_quantized_matmul
 ROUTES = (
     Route(mx.fast, "scaled_dot_product_attention", upstream_attention, _attention),
     Route(mx, "quantized_matmul", upstream_quantized_matmul, _quantized_matmul),
-    Route(mx, "gather_mm", upstream_gather_mm, _product(gather_mm, upstream_gather_mm)),
-    Route(mx, "gather_qmm", upstream_gather_qmm, _product(gather_qmm, upstream_gather_qmm)),
+    Route(mx, "gather_mm", upstream_gather_mm, _patched_matmul(gather_mm, upstream_gather_mm)),
+    Route(mx, "gather_qmm", upstream_gather_qmm, _patched_matmul(gather_qmm, upstream_gather_qmm)),
 )
 ALL_SUM = Route(mx.distributed, "all_sum", upstream_all_sum, patched_all_sum)
 OTHERS = (
@@ -137,15 +138,15 @@ OTHERS = (
 EXPORTERS = tuple(Route(mx, each.__name__, each, _exporting(each)) for each in (mx.export_function, mx.exporter))
 EVERY: tuple[Route, ...] = (*ROUTES, *OTHERS, *EXPORTERS)
 
-_fixed_quantized_matmul = products.quantized(cached(_quantized_matmul))
+_fixed_quantized_matmul = invariant_matmul.quantized(cached(_quantized_matmul))
 _gathered = tuple(cached(route.ours) for route in ROUTES[2:])
 INVARIANT: tuple[Route, ...] = (  # with batch_invariant, instead of those
-    Route(mx, "matmul", products.upstream_matmul, products.matmul),
-    Route(mx, "addmm", products.upstream_addmm, products.addmm),
-    Route(mx.array, "__matmul__", products.upstream_operator, products.operator),
+    Route(mx, "matmul", invariant_matmul.upstream_matmul, invariant_matmul.matmul),
+    Route(mx, "addmm", invariant_matmul.upstream_addmm, invariant_matmul.addmm),
+    Route(mx.array, "__matmul__", invariant_matmul.upstream_operator, invariant_matmul.operator),
     Route(mx, "quantized_matmul", upstream_quantized_matmul, _fixed_quantized_matmul),
-    Route(mx, "gather_mm", upstream_gather_mm, products.gathered(_gathered[0])),
-    Route(mx, "gather_qmm", upstream_gather_qmm, products.gathered_quantized(_gathered[1], _fixed_quantized_matmul)),
+    Route(mx, "gather_mm", upstream_gather_mm, invariant_matmul.gathered(_gathered[0])),
+    Route(mx, "gather_qmm", upstream_gather_qmm, invariant_matmul.gathered_quantized(_gathered[1], _fixed_quantized_matmul)),
     Route(mx.fast, "scaled_dot_product_attention", upstream_attention, invariant_attention.attention),
     Route(mx, "vmap", mx.vmap, marking(mx.vmap)),
     Route(mx.distributed, "all_sum", upstream_all_sum, refused.all_sum),
@@ -160,7 +161,7 @@ def _invariant_ones() -> tuple[Route, ...]:
     return INVARIANT if setting.on else ()
 
 
-def our_products() -> Patched:
+def our_matmuls() -> Patched:
     """Replace MLX's matmuls and mlx-lm's linear attention, until the context is left."""
     patched = _put({**{route: natively(route.ours) for route in ROUTES if route.owner is mx}, ALL_SUM: ALL_SUM.ours})
     if mlx_lm.put():
@@ -233,7 +234,7 @@ def patch(
     replaced = EVERY
     if mx.cuda.is_available():
         native.load()
-        if native.capability(mx.Device(mx.gpu, 0)) < OLDEST_GPU:  # no kernel of mlx-cuda takes a call there
+        if native.capability(mx.Device(mx.gpu, 0)) < OLDEST_GPU:  # no kernel of mlx-cuda runs there
             replaced = ()
     upstream = {route: route.upstream for route in _invariant_ones()}
     patched = _put(upstream | {route: natively(route.ours) if route in ROUTES else route.ours for route in replaced})

@@ -175,9 +175,9 @@ def test_the_engines_are_those_of_the_code() -> None:
 
 def test_the_thresholds_are_those_of_the_code() -> None:
     sides = [as_json(each) for each in (PLAIN, HOPPERS)]
-    matmul = [next(iter(side["products"].values())) for side in sides]
-    assert all([*side["products"].values()] == [first] * len(KINDS) for side, first in zip(sides, matmul, strict=True))
-    groups = {"products": matmul, "attention": [side["attention"] for side in sides]}
+    matmul = [next(iter(side["matmul"].values())) for side in sides]
+    assert all([*side["matmul"].values()] == [first] * len(KINDS) for side, first in zip(sides, matmul, strict=True))
+    groups = {"matmul": matmul, "attention": [side["attention"] for side in sides]}
     expected = [[f"{group}.{name}", *(str(side[name]) for side in both)] for group, both in groups.items() for name in both[0]]
     assert [row[:3] for row in rows("Dispatch thresholds")] == expected
 

@@ -15,10 +15,10 @@ from mlx_cuda._mlx_lm import in_pages
 from .compiled import native
 from .engines import engines
 from .environments import ROOT, write_device_code
-from .products import products
+from .matmuls import matmuls
 from .sessions_on_cpu import decoding, model
 
-__all__ = ["decoding", "engines", "forgetful", "model", "native", "on_the_cpu", "package", "products"]
+__all__ = ["decoding", "engines", "forgetful", "matmuls", "model", "native", "on_the_cpu", "package"]
 
 
 @pytest.fixture(scope="session")

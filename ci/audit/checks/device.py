@@ -61,7 +61,7 @@ def _manifest(wheel: Wheel) -> tuple[manifest.Manifest | None, str]:
 
 
 def _wrong(told: manifest.Manifest, policy: Policy) -> Iterator[str]:
-    """What the manifest says that is not so by the policy."""
+    """Statements of the manifest that contradict the policy."""
     expected = policy.device
     yield from (f"lists {name}, expected sources of device code only" for name in sorted(told.fatbins.keys() - expected))
     yield from (f"does not list {name}, expected every source of device code" for name in sorted(expected.keys() - told.fatbins))

@@ -42,7 +42,7 @@ Outcome = tuple[str, str, float]  # "killed", "timeout" or "survived"; the test 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant."""
+    """The result for a mutant."""
 
     mutant: Mutant
     verdict: str

@@ -1,4 +1,4 @@
-"""One run of the tests as they are: how long each takes, and which of them run a line."""
+"""One run of the unchanged tests: how long each takes, and which of them run a line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PYTEST = (sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cach
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a run without a mutant has told."""
+    """The result of a run without a mutant."""
 
     seconds: dict[str, float]  # by test
     lines: dict[str, dict[int, set[str]]]  # by file and line, the tests that run it
@@ -30,7 +30,7 @@ class Baseline:
     def tests(self, mutant: Mutant) -> list[str]:
         """The tests that run its lines, then the others of the file that has most of those: they may share what was made once.
 
-        What runs on import or in another process belongs to no test; then those that run any of its module stand for them, and where
+        Code that runs on import or in another process belongs to no test; then those that run any of its module stand for them, and where
         nothing else is in it, those that run any of its folder.
         """
         lines = self.lines.get(mutant.file, {})

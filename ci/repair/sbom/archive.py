@@ -1,4 +1,4 @@
-"""Put a file into a finished wheel: the other members, and their lines in RECORD, stay as they are.
+"""Put a file into a finished wheel: the other members, and their lines in RECORD, stay unchanged.
 
 Not ``wheel.wheelfile``, which rewrites every line of RECORD and so would hide a wrong one from the audit.
 """

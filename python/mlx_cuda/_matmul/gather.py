@@ -246,7 +246,7 @@ def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx
 
 def _small_m(call: GatherCall) -> tuple[Any, ...]:
     """Return the arguments of the native module's quantized_small_m."""
-    assert call.plan.form is not None  # noqa: S101  (the weights are quantised)
+    assert call.plan.form is not None  # noqa: S101  (the weights are quantized)
     return (*_operands(call), call.transpose, *call.plan.form, False, call.plan.ordered, call.stream)
 
 

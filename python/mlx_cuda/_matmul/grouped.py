@@ -58,7 +58,7 @@ class GroupedCall(Call[mx.array]):
         with mx.stream(self.stream):
             if 0 in (*x.shape, self.plan.n, w.shape[0]):
                 return mx.zeros((x.shape[0], self.plan.n), dtype)
-            return product_of_groups(x.astype(dtype), w.astype(dtype), self.offsets, self.transpose, self.stream)
+            return grouped_gemm(x.astype(dtype), w.astype(dtype), self.offsets, self.transpose, self.stream)
 
     def kernel(self) -> str:
         if self.choice.engine != "grouped":
@@ -109,7 +109,7 @@ def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: b
     return Plan(dtype, n, chosen(choose_grouped, case, gpu, otherwise="fallback"))
 
 
-def product_of_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: mx.Stream) -> mx.array:
+def grouped_gemm(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: mx.Stream) -> mx.array:
     """Return the result of the chosen engine."""
     if _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, native.gpu(stream)).choice.engine == "grouped":
         return native.module(stream).grouped_matmul(x, w, offsets, transpose, stream)
@@ -122,7 +122,7 @@ def product_of_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bo
         # Because the gradient of MLX's own for w is as large as all rows' matrices together.
         x, w = primals
         left, right = (cotangent, x) if transpose else (x, cotangent)
-        return [product_of_groups(cotangent, w, offsets, not transpose, stream), _segments(left, right, offsets, stream)]
+        return [grouped_gemm(cotangent, w, offsets, not transpose, stream), _segments(left, right, offsets, stream)]
 
     return with_gradients(forward, backward)(x, w)
 
@@ -139,7 +139,7 @@ def _segments(a: mx.array, b: mx.array, offsets: mx.array, stream: mx.Stream) ->
 
     def backward(primals: tuple[mx.array, mx.array], cotangent: mx.array, _: mx.array) -> list[mx.array]:
         a, b = primals
-        return [product_of_groups(b, cotangent, offsets, True, stream), product_of_groups(a, cotangent, offsets, False, stream)]
+        return [grouped_gemm(b, cotangent, offsets, True, stream), grouped_gemm(a, cotangent, offsets, False, stream)]
 
     return with_gradients(forward, backward)(a, b)
 
@@ -162,7 +162,7 @@ def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array,
 
     def dense_groups(x: mx.array, transpose: bool, scales: mx.array, biases: mx.array | None) -> mx.array:
         dense = mx.dequantize(w, scales, biases, *form, dtype=x.dtype, stream=stream)
-        return product_of_groups(x, dense, offsets, transpose, stream)
+        return grouped_gemm(x, dense, offsets, transpose, stream)
 
     def backward(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
         x, *parts = primals

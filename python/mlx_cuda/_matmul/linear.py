@@ -99,6 +99,6 @@ def _composed(x: mx.array, w: mx.array, bias: mx.array | None, activation: str |
 
 @partial(mx.compile, shapeless=True)
 def _gelu_approx(x: mx.array) -> mx.array:
-    # In float32, because x**3 and its derivative overflow float16 from |x| = 40 on and then give NaN gradients.
+    # In float32, because x**3 and its gradient overflow float16 from |x| = 40 on and then give NaN gradients.
     wide = x.astype(mx.float32) if x.dtype in (mx.float16, mx.bfloat16) else x
     return (0.5 * wide * (1 + mx.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))).astype(x.dtype)

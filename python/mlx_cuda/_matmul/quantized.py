@@ -16,7 +16,7 @@ from .._common.gradients import with_gradients
 from .._common.limits import by_limits
 from .._loader import native
 from .._operation import Call, operation
-from .batches import product_of_batches
+from .batches import batched_quantized_matmul
 from .formats import Format, Spec, computed_in, require_options, spec, weights
 from .rules import QuantizedCase, choose_quantized, chosen
 
@@ -122,8 +122,8 @@ def _upstream(call: QuantizedCall) -> mx.array:
     if call.choice.engine == "fallback":
         return composed(x.astype(plan.dtype), w, scales, biases, transpose, plan.form)
     if x.ndim == 1:  # which MLX's CUDA kernels refuse
-        return product_of_batches(x[None], w, scales, biases, transpose, *plan.form)[0]
-    return product_of_batches(x, w, scales, biases, transpose, *plan.form)
+        return batched_quantized_matmul(x[None], w, scales, biases, transpose, *plan.form)[0]
+    return batched_quantized_matmul(x, w, scales, biases, transpose, *plan.form)
 
 
 def _operands(call: QuantizedCall) -> Operands:
@@ -203,8 +203,8 @@ def unpacked(parts: tuple[mx.array, ...] | list[mx.array]) -> tuple[mx.array, mx
     return parts[0], parts[1] if len(parts) > 1 else None
 
 
-def parts_gradients(product: Callable[[mx.array, mx.array], mx.array], parts: list[mx.array], cotangent: mx.array) -> list[mx.array]:
+def parts_gradients(multiply: Callable[[mx.array, mx.array], mx.array], parts: list[mx.array], cotangent: mx.array) -> list[mx.array]:
     """Return the gradients of affine scales and biases (zeros for 8-bit scales); MLX evaluates only those that are used."""
     if len(parts) < 2:
         return [mx.zeros_like(part) for part in parts]
-    return mx.vjp(product, parts, [cotangent])[1]
+    return mx.vjp(multiply, parts, [cotangent])[1]

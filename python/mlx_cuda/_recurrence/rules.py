@@ -13,7 +13,7 @@ from .._common.choice import NATIVE, OLDEST_GPU, SMALL_SHARED_MEMORY, Choice, dt
 from .._common.errors import WrongValue
 from .._loader import native
 
-LARGEST_KEY = 256  # and its sizes are multiples of 8, so that rows lie on 16 bytes
+LARGEST_KEY = 256  # and its sizes are multiples of 8, so that rows are aligned to 16 bytes
 CHUNKED_KEY = 128  # the largest that the kernels for chunks take
 FEWEST_CHUNKED = 65  # tokens: more than one chunk
 MOST_FEW = 4  # tokens, which need no shared memory

@@ -17,7 +17,7 @@ from .kinds import BatchedKind, Kind, Place
 from .watch import Watch
 
 # Of a captured step's logits against the model's own, by relative norm: other kernels round otherwise, and now and then choose another
-# expert; what reads a row that nobody may see is wrong by far more.
+# expert; reading a poisoned row gives a far larger error.
 LARGEST_ERROR = 0.3
 
 
@@ -75,7 +75,7 @@ class Session(ABC):
             if kind.batched
         ]
         self.sequences: dict[int, tuple[mx.array, mx.array]] = {}  # of groups: what each has beyond the offset and the start
-        self.known: list[mx.array] = []  # offsets and left padding of the batched caches as they are known
+        self.known: list[mx.array] = []  # offsets and left padding of the batched caches that are known
         self.same = native.module(stream).same_arrays
         self.deltas = now.deltas  # those that the step knows
         self.apart = 0 if now.deltas is None else 1  # a place for these
