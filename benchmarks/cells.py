@@ -21,10 +21,14 @@ WORDS = (
     (r"\bours\b", "mlx-cuda"), (r"\bupstream\b", "MLX"), (r"\bdequantised\b", "dequantize"), (r", experts\b(?! of)", " (MoE)"),
     (r"\bcomposed\b", "fallback"), (r"\brecording it failed\b", "capture failed"),
     (r"\brecorded\b", "captured"), (r"\bplace on the host\b", "position on the CPU"),
-    (r"\bproducts?\b", "GEMV"), (r"sorted rows\b", "sorted tokens"), (r"tokens of (\d+) experts\b", r"tokens, top-\1"),
+    (r"\bproduct(s?) of experts\b", r"MoE GEMV\1"), (r"\bproduct(s?)\b", r"GEMV\1"), (r"\bsum over GPUs\b", "all-reduce"),
+    (r"\bquantised\b", "quantized"), (r"sorted rows\b", "sorted tokens"), (r"tokens of (\d+) experts\b", r"tokens, top-\1"),
     (r"\bskinny\b", "small_m"),
+    (r"\ba prompt's calls\b", "engines of prefill"), (r"\bnothing is wrong\b", "results agree"),
+    (r"  only with patch\(\)", "  runs only with patch()"), (r"\bnor without patch\(\)", "fails without patch() too"),
+    (r"MLX's side attends to the same values .* its own fails", "the MLX side uses the dequantized cache"),
 )  # fmt: skip
-ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no product reaches
+ARITHMETIC = {"NVIDIA H200": 989.0}  # TFLOP/s in 16 bits of its data sheet, which no GEMM reaches
 
 
 def speed(result: Mapping[str, Any], side: str, part: str = "decode") -> float:

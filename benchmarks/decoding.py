@@ -16,7 +16,7 @@ PROMPT = 1024  # tokens, where none are named
 HEADS = ("num_attention_heads", "num_key_value_heads")
 KV_BITS, KV_GROUP = ", keys and values of ", 64  # how a model is called whose cache is quantised, and in groups of how many
 # In the names of what is not MLX's.
-OURS = ("product", "norm + ", "norm x ", "convolution", "append", "Attention", "CacheReplace", "QuantizedCacheAppend", "router")
+OURS = ("GEMV", "product", "norm + ", "norm x ", "convolution", "append", "Attention", "CacheReplace", "QuantizedCacheAppend", "router")
 
 
 def bytes_of_step(config: Mapping[str, Any], context: int, batch: int = 1, kv_bits: int | None = None) -> float:

@@ -74,9 +74,9 @@ def _range(factors: Iterable[float]) -> str:
 
 
 def _layers(model: str) -> str:
-    """Return "12 of the 48 layers of NAME" for "NAME, 12 of its 48 layers: …"."""
+    """Return "NAME, measured with 12 of its 48 layers" for "NAME, 12 of its 48 layers: …"."""
     name, _, layers = model.partition(":")[0].rpartition(", ")
-    return f"{layers.replace('its', 'the')} of {name}"
+    return f"{name}, measured with {layers}"
 
 
 def slower(results: Results) -> tuple[str, str]:
@@ -99,9 +99,9 @@ def readme_blocks() -> dict[str, str]:
             [
                 f"- Decoding one sequence: {decoding['h200']} the tokens/s of MLX on an H200, {decoding['h100']} on an H100",
                 "  ([decoding](docs/internals/decoding.md), [serving many requests](docs/guides/serving.md)).",
-                f"- Prefill of {cases[0]['prompt']} tokens: {_range(prefill.values())} on an H200, and {part_speedup:.1f} times for",
+                f"- Prefill of {cases[0]['prompt']} tokens on an H200: {_range(prefill.values())}; {part_speedup:.1f} times for",
                 f"  {_layers(part)} ([models](docs/results/performance.md#models)).",
-                f"- Kernels that were measurably slower than MLX's: {h200} benchmark cases on an H200, {h100} on an H100",
+                f"- Benchmark cases slower than MLX by more than the noise: {h200} on an H200, {h100} on an H100",
                 "  ([performance](docs/results/performance.md), [GPUs](docs/results/gpus.md#how-much-faster-the-kernels-are)).",
                 "",
                 "The benchmarks use random weights in the shapes of published models. Measured with MLX "

@@ -46,7 +46,7 @@ def limits_table() -> str:
     rows = [["GPU", "source", "small-M GEMM", "then MLX's", "MoE GEMV", "decode kernel", "chunked prefill", "additive masks"]]
     for gpu in gpus():
         limits, by = limits_of(gpu)
-        gemms = list(limits.products.values())
+        gemms = list(limits.matmul.values())
         upstream = _range([each.upstream if each.upstream > each.half_precision else 0 for each in gemms])
         rows.append([
             f"{gpu['title']} ({'.'.join(map(str, gpu['capability']))})",

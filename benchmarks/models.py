@@ -5,7 +5,7 @@ unchanged. The sides take turns; the first turn of each, in which plans and kern
 two conversations: the first has the recording of a step in its time, a later one takes over what the first has recorded.
 
 Random weights make logits that lie close together, so that one rounding may choose another token, and every token after it. So the sides'
-logits are also compared with those of attention and quantised products in float32, all of them fed the same tokens.
+logits are also compared with those of attention and quantized matmuls in float32, all of them fed the same tokens.
 
 ``--weights`` measures fetched models instead: each with its real weights and, beside, with random ones, and text as the prompt of both.
 
@@ -245,7 +245,7 @@ def matmul_in_float32(x: mx.array, w: mx.array, scales: mx.array, biases: mx.arr
 
 
 def gathered_in_float32(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None = None, **options: Any) -> mx.array:
-    chosen = options["rhs_indices"]  # whether they are sorted is not said: MLX's float32 product of sorted ones is wrong on CUDA
+    chosen = options["rhs_indices"]  # whether they are sorted is not said: MLX's float32 matmul of sorted ones is wrong on CUDA
     return mx.gather_mm(x.astype(mx.float32), _wide(w, scales, biases, options), rhs_indices=chosen).astype(x.dtype)
 
 

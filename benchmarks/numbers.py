@@ -25,7 +25,7 @@ def documents() -> list[Path]:
 
 def numbers() -> dict[str, str]:
     """Every number that a document may name."""
-    return {**_kernels(), **_prompts(), **_families(), **_real(), **_soak(), **_upstream(), **_tune(), **_wheel()}
+    return {**_kernels(), **_prompts(), **_families(), **_real(), **_soak(), **_upstream(), **_tune(), **_wheel(), **_constants()}
 
 
 def update() -> list[Path]:
@@ -113,15 +113,24 @@ def _tune() -> dict[str, str]:
     return {f"tune-{gpu}": found[1] for gpu, text in said.items() if (found := re.search(r"in (\d+) s", text))}
 
 
+def _constants() -> dict[str, str]:
+    """Of the code: how `check` judges, and up to which size mlx-cuda's all-reduce is used."""
+    from mlx_cuda._check import judge
+
+    (all_sum,) = re.findall(r"kMost = (\d+) << 10;", (ROOT / "src" / "all_sum" / "all_sum.cpp").read_text("utf-8"))
+    factors = {"tie": judge.TIE, "wrong": judge.WRONG_ERROR, "warning": judge.MORE_ERROR, "slower": judge.SLOWER}
+    return {f"check-{name}": f"{value:g}" for name, value in factors.items()} | {"all-sum-kib": all_sum}
+
+
 def _wheel() -> dict[str, str]:
-    """Of docs/results/platforms.toml: the wheel, all wheels of a night, and the minutes of the first build."""
-    platforms, wheels = load(), len(matrix.load().platforms) * len(matrix.load().builds)
-    wheel, first = platforms["wheel"], platforms["times"][0]
+    """Of docs/results/platforms.toml: the wheel, all wheels of a night, and the minutes of a first build for all GPUs."""
+    data, wheels = load(), len(matrix.load().platforms) * len(matrix.load().builds)
+    wheel, minutes = data["wheel"], float(data["times"][0]["seconds"]) / 60
     return {
         "wheel-mib": f"{wheel['mib']:g}",
         "wheel-commit": wheel["commit"],
         "download-gb": f"{wheel['download_gb']:g}",
-        "first-build": f"{int(first['seconds']) / 60:.0f}",
+        "build-minutes": f"{minutes:.0f}",
         "night-wheels": str(wheels),
         "night-mib": f"{wheels * wheel['mib']:.0f}",
     }

@@ -1,6 +1,6 @@
 """What ``benchmarks.models`` compares decoding with: the same weights in torch, as one writes it by hand where a step has to be fast.
 
-Projections that read the same are one product, the cache has a fixed size, and the step is a CUDA graph, launched for each token, whose
+Projections that read the same are one GEMM, the cache has a fixed size, and the step is a CUDA graph, launched for each token, whose
 place lies on the device. Of torch's ways to attend to a part of a cache the fastest counts.
 """
 

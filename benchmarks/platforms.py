@@ -95,7 +95,7 @@ def _code(data: Mapping[str, Any]) -> str:
 
 
 def _runs(data: Mapping[str, Any]) -> str:
-    rows = [["what", "kernels", "GPU", "driver", "CUDA", "code", "commit", "number", "result"]]
+    rows = [["run", "scope", "GPU", "driver", "CUDA", "code", "commit", "amount", "result"]]
     for run in data["runs"]:
         machine = _machine(data, run)
         code, commits = (" + ".join(f"`{name}`" for name in names) for names in (run["code"], run["commit"].split(" + ")))

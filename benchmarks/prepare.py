@@ -1,6 +1,6 @@
 """What MLX and torch compile at a first call, compiled beforehand in several processes at once.
 
-MLX compiles some of its kernels when they are first called, those of its quantised products for 15 to 20 seconds each, and keeps them on
+MLX compiles some of its kernels when they are first called, those of its quantized matmuls for 15 to 20 seconds each, and keeps them on
 disk for later processes; torch does so with FlexAttention. One after another that takes several times as long as all the measuring.
 
 Each process compiles into a folder of its own and hands over what is complete: MLX writes its files in place, where another process would

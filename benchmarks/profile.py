@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PARTS = {  # by the names of kernels, MLX's and ours
-    "products": r"row_product|gemv|qmv|qmm|gemm|nvjet|cutlass|xmma|skinny|small_m|gather_mm|splitk",
+    "matmul": r"row_product|gemv|qmv|qmm|gemm|nvjet|cutlass|xmma|skinny|small_m|gather_mm|splitk",
     "attention": r"sdpa|attention|flash|^decode|^token|cudnn",
     "norms": r"norm",
     "rope, and keys and values to the cache": r"rope|heads|append|copy|slice|concatenate",

@@ -68,7 +68,7 @@ class MlxEngine:
 
 
 class TorchEngine:
-    """torch, eager. Float32 products run in TF32, as MLX's do."""
+    """torch, eager. Float32 matmuls run in TF32, as MLX's do."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch

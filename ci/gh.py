@@ -20,7 +20,7 @@ _FIXES = {  # by what gh says; where a person can do without it, `otherwise` is 
 
 
 def api(host: str, path: str, *options: str, into: Path | None = None, what: str, otherwise: str = "") -> str:
-    """What the API says under a path; into a file, if one is given. `what` is asked about, and `otherwise` is what to do without gh."""
+    """Get a path of the API; into a file, if one is given. `what` is queried, and `otherwise` is what to do without gh."""
     more = f", {otherwise}" if otherwise else ""
     command = ["gh", "api", "--hostname", host, path, *options]
     if into is None:

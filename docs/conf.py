@@ -39,7 +39,7 @@ nitpick_ignore_regex = [("py:class", rf"([\w.]+\.)?({PRIVATE})")]
 html_theme = "furo"
 html_title = f"mlx-cuda {__version__}"
 html_theme_options = {"source_repository": f"{address()}/", "source_branch": "main", "source_directory": "docs/"}
-pygments_style, pygments_dark_style = "friendly", "monokai"
+pygments_style, pygments_dark_style = "default", "monokai"
 
 myst_heading_anchors = 4
 autodoc_member_order = "bysource"

@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Give each worker a temporary folder: MLX writes what it compiles for the CPU there, and two processes would read each other's half.
 
-    Python's own stays what it was. numpy's products have their worker's part of the cores: else each worker has a thread for every core,
+    Python's own stays what it was. numpy's matmuls have their worker's part of the cores: else each worker has a thread for every core,
     and references take minutes.
     """
     if workers := config.getoption("numprocesses", None):

@@ -34,7 +34,7 @@ class BackwardCase(AttentionHeads):
 
     @property
     def work(self) -> float:
-        """Two products forward and five backward, of the half that the causal mask leaves."""
+        """Two GEMMs forward and five backward, of the half that the causal mask leaves."""
         return 7.0 * self.batch * self.heads * self.length**2 * self.head_dim
 
     def prepare(self, torch: TorchEngine | None) -> Prepared:

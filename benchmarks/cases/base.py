@@ -217,5 +217,5 @@ def arrays_of(result: Any) -> list[mx.array]:
 
 
 def tolerance(dtype: str) -> float:
-    """Two roundings of the result's dtype; TF32's for a float32 product."""
+    """Two roundings of the result's dtype; TF32's for a float32 matmul."""
     return {"bfloat16": 8e-3, "float32": 2e-3}[dtype]

@@ -1,4 +1,4 @@
-"""Products with the weights of many experts: ``gather_qmm``, ``gather_mm`` and ``grouped_matmul``."""
+"""MoE matmuls: ``gather_qmm``, ``gather_mm`` and ``grouped_matmul``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of 8-bit floating point numbers (e4m3), next to torch's ``_scaled_mm`` and the same product in 16 bits."""
+"""FP8 (e4m3) matmuls, next to torch's ``_scaled_mm`` and the same matmul in 16 bits."""
 
 from __future__ import annotations
 

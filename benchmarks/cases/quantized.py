@@ -101,7 +101,7 @@ class QuantizedCase(Case):
     def parameters(self) -> dict[str, Any]:
         return {**asdict(self), "bytes": self.size, "operations": self.operations}
 
-    def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (its bfloat16 products are as fast as MLX's: both are cuBLAS's)
+    def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (its bfloat16 matmuls are as fast as MLX's: both are cuBLAS's)
         stored, shapes, scales = self.stored, [(self.rows, self.k), (self.n, self.k)], [1.0, self.k**-0.5]
         plain, kind = input_sets(shapes, scales, self.dtype), DTYPES[self.dtype]
         packed = []

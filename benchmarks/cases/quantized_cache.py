@@ -1,4 +1,4 @@
-"""Decoding with quantised keys and values: beside mlx-lm's two products and a softmax, and beside the same cache in 16 bits."""
+"""Decoding with a quantized KV cache: beside mlx-lm's two matmuls and a softmax, and beside the same cache in 16 bits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class QuantizedCacheCase(DecodingHeads):
         result: mx.array = matmul(weights, *values, transpose=False, **options).reshape(q.shape)
         return result
 
-    def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (it has no such products)
+    def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (it has no such matmuls)
         query = (self.batch, self.heads, self.queries, self.head_dim)
         key = (self.batch, self.kv_heads, self.length, self.head_dim)
         plain = input_sets([query, key, key], [1.0] * 3, self.dtype)

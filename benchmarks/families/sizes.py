@@ -166,7 +166,8 @@ OWN: dict[str, dict[str, Any]] = {
     "nemotron_h": {"hybrid_override_pattern": ["M", "*", "M", "-"]},
     "olmo3": {"layer_types": _WINDOWS},
     "openelm": {"ffn_dim_divisor": 256, "num_query_heads": [8] * LAYERS, "num_kv_heads": [2] * LAYERS, "ffn_multipliers": [2.0] * LAYERS},
-    "phi3small": {"dense_attention_every_n_layers": 2, "gegelu_limit": 20.0},
+    # It masks tokens of the published vocabulary by their numbers: with a smaller one it would write beyond its logits.
+    "phi3small": {"dense_attention_every_n_layers": 2, "gegelu_limit": 20.0, "vocab_size": 100352},
     "pixtral": {"text_config": {**_DENSE, "model_type": "llama"}},
     "plamo": {"n_shared_head": 4},
     "qwen": {"intermediate_size": 4096},

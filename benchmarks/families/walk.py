@@ -81,12 +81,18 @@ def forced(model: Any, tokens: mx.array, prompt: int) -> mx.array:
     return mx.concatenate(found).astype(mx.float32)
 
 
+def apart(found: mx.array, exact: mx.array) -> mx.array:
+    """The differences: none where a model masks tokens by -inf on both sides."""
+    return mx.where(found == exact, 0, found - exact)
+
+
 def errors(found: mx.array, exact: mx.array, prompt: int) -> dict[str, float | None]:
     """Of the prompt's positions and of the steps: the median of the relative norms of the differences, None where one is no number.
 
     The median, as where two experts are almost equally good one rounding chooses the other, and makes a few positions something else.
     """
-    each: Any = (mx.linalg.norm(found - exact, axis=-1) / mx.linalg.norm(exact, axis=-1)).tolist()
+    size = mx.linalg.norm(mx.where(mx.isinf(exact), 0, exact), axis=-1)
+    each: Any = (mx.linalg.norm(apart(found, exact), axis=-1) / size).tolist()
     parts = {"prompt": each[:prompt], "steps": each[prompt:]}
     return {name: statistics.median(values) if all(value == value for value in values) else None for name, values in parts.items()}  # noqa: PLR0124
 
@@ -171,7 +177,7 @@ def compare(name: str, lengths: Lengths) -> dict[str, Any]:
                     result["replayed"], result["reason"] = replays.replayed, replays.reason
             except Exception as error:
                 entry["failed"] = short(error)
-            near: Any = 4 * mx.abs(sides["upstream"] - wanted).max().item() if "upstream" in sides else float("inf")
+            near: Any = 4 * mx.abs(apart(sides["upstream"], wanted)).max().item() if "upstream" in sides else float("inf")
             try:
                 before = decoding_of(model).replayed if side == "patched" else 0
                 said = at_once(model)

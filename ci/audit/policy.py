@@ -34,7 +34,7 @@ class Module:
 class Policy:
     mlx: str
     size_budget_mib: int
-    sources: Mapping[str, Path]  # the members that the checkout has: the package as it is there, and the licenses
+    sources: Mapping[str, Path]  # the members that the checkout has: the package, and the licenses
     made: frozenset[str]  # those that the build, the packaging and the repair add, binaries and device code apart
     platform: Platform
     driver: str

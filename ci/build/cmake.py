@@ -59,7 +59,7 @@ def render(versions: Sequence[str], platform: matrix.Platform) -> str:
         if version not in declared.cuda:
             raise EnvironmentProblem(f"unknown CUDA version {version!r}", fix=f"use {' or '.join(declared.cuda)}")
         prefix = f"MLX_CUDA_{version.replace('.', '_')}"
-        # A bracket argument takes the text as it is: $ORIGIN and spaces in paths need no escape.
+        # In a bracket argument, $ORIGIN and spaces in paths need no escape.
         lines += [f"set({prefix}_{key} [==[{value}]==])" for key, value in _settings(declared.cuda[version], platform)]
     return "\n".join(lines) + "\n"
 

@@ -33,12 +33,12 @@ def address() -> str:
 
 
 def relative_links(text: str) -> list[str]:
-    """What leads nowhere on another page than the README's own."""
+    """Links that work on no other page than the README's own."""
     return [found["to"] for found in _LINKS.finditer(text) if found["to"]]
 
 
 def absolute(text: str, repository: str, ref: str) -> str:
-    """The README with every link of its own made absolute: pictures as they are, all else as the repository shows it."""
+    """The README with absolute links: pictures as raw files, all else as the repository shows it."""
 
     def lead(found: re.Match[str]) -> str:
         if not found["to"]:

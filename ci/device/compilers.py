@@ -19,7 +19,7 @@ from ..errors import CheckFailed, EnvironmentProblem
 
 @dataclass(frozen=True)
 class Tools:
-    """Where they lie."""
+    """Their directory."""
 
     nvrtc: Path
     ptxas: Path
@@ -33,7 +33,7 @@ def tools() -> Tools:
     windows = sys.platform == "win32"
 
     def only(pattern: str) -> Path:
-        # NVRTC lies beside its builtins, and beside another build of it, "alt".
+        # NVRTC is next to its builtins, and next to another build of it, "alt".
         found = sorted(path for path in root.glob(pattern) if not re.search("builtins|[.]alt[.]", path.name))
         if not found:
             raise EnvironmentProblem(f"the toolkit root {root} lacks {pattern}", fix="python -m ci toolkit verify")
@@ -92,7 +92,7 @@ class Nvrtc:
 
 
 def compile_ptx(using: Tools, source: Path, architecture: str, own_include: Path, options: Sequence[str]) -> bytes:
-    """Compile a source to PTX. One without kernels for this architecture is an error: nobody would ever load what came of it."""
+    """Compile a source to PTX. A source without kernels for this architecture is an error: its result would never be loaded."""
     includes = [f"--include-path={each}" for each in (own_include, using.include)]
     arguments = [f"--gpu-architecture=compute_{architecture}", *options, *includes]
     ptx = Nvrtc(using.nvrtc).compile(source.read_bytes(), str(source), arguments)

@@ -1,4 +1,4 @@
-"""What is compiled for which GPUs, and the keys that its results are known by: pure functions of the tree, the matrix and the lock."""
+"""The sources that are compiled for each GPU, and the keys of the results: pure functions of the tree, the matrix and the lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..toolkit import roots
 
 SRC = matrix.REPOSITORY / "src"
 OPTIONS = ("--std=c++20", "--device-as-default-execution-space")  # of NVRTC
-MAKER = Path(__file__).with_name("compilers.py").read_text("utf-8")  # part of every key: what the compilers are told
+MAKER = Path(__file__).with_name("compilers.py").read_text("utf-8")  # part of every key: the compilers' options
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>|(\w+))', re.MULTILINE)
 

@@ -44,7 +44,7 @@ class Index:
     patience: float = 300  # seconds for which it is queried again while it fails
 
     def files(self, project: str, *, adding: bool = False) -> tuple[Remote, ...]:
-        """What is there under the project's name: nothing, where the index says itself that it has nothing. `adding`: to upload more."""
+        """The files under the project's name: none, if the index itself says that it has none. `adding`: to upload more."""
         if (page := self._client().page(project)) is None:
             return ()
         if page.status is ProjectStatus.QUARANTINED or (adding and page.status is ProjectStatus.ARCHIVED):

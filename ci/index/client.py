@@ -158,7 +158,7 @@ class Client:
 
 
 def _within(seconds: float, ask: Callable[[], _Answer]) -> _Answer | _Passing:
-    """What it gives within so many seconds. A timeout of sockets is for each of their reads: drop by drop, headers alone can take days."""
+    """Return its result within so many seconds. A socket's timeout is for each read: drop by drop, headers alone can take days."""
     future: futures.Future[_Answer] = futures.Future()
 
     def work() -> None:
@@ -167,7 +167,7 @@ def _within(seconds: float, ask: Callable[[], _Answer]) -> _Answer | _Passing:
         except BaseException as error:  # who waits raises it
             future.set_exception(error)
 
-    threading.Thread(target=work, daemon=True).start()  # nobody waits for one that is late, not even the end of the program
+    threading.Thread(target=work, daemon=True).start()  # a late one is not waited for, not even at the program's end
     if not futures.wait([future], seconds).done:
         return _Passing(f"its answer takes more than {seconds:g} s")
     try:
@@ -200,7 +200,7 @@ def _after(header: str) -> float:
 
 
 def _first(error: Exception) -> str:
-    """What is wrong, in one line: the first of the fields that pydantic, with which pypi-simple reads, finds wrong."""
+    """The error in one line: the first of the fields that pydantic, with which pypi-simple reads, finds wrong."""
     found = getattr(error, "errors", None)
     if callable(found) and (fields := found(include_url=False, include_context=False, include_input=False)):
         place = ".".join(map(str, fields[0]["loc"]))

@@ -1,4 +1,4 @@
-"""In which members two wheels differ. What differs inside one is for diffoscope to say, which knows every format."""
+"""The members in which two wheels differ. Differences inside a member are for diffoscope, which knows every format."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def gpu_table() -> str:
-    """What each GPU takes, and what its multiprocessors have."""
+    """The resources that each GPU takes, and those of its multiprocessors."""
     rows = [["compute capability", "GPUs", "SASS", "threads", "shared memory, KiB"]]
     for each in capabilities():
         code = ", ".join(f"`sm_{name}`" for name in each["code"])

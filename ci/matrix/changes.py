@@ -12,7 +12,7 @@ _HISTORY = "check out the whole history (fetch-depth: 0), or name another revisi
 
 
 def since(revision: str) -> list[str]:
-    """The files that differ between HEAD and where it left ``revision``'s history. What was moved counts at both places."""
+    """The files that differ between HEAD and its merge base with ``revision``. A moved file counts at both places."""
     commit = _git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}", said=f"git knows no revision {revision!r} here")
     base = _git("merge-base", commit, "HEAD", said=f"HEAD and {revision} have no commit in common here")
     return _git("diff", "--name-only", "--no-renames", "-z", base, "HEAD", said="git cannot compare").split("\0")[:-1]

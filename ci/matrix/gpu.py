@@ -13,7 +13,7 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 
 
 def _driver(fix: str) -> ctypes.CDLL:
-    """Return the driver's library, initialised and with at least one GPU."""
+    """Return the driver's library, initialized and with at least one GPU."""
     try:
         driver = ctypes.CDLL(load().driver["windows" if sys.platform == "win32" else "linux"])
     except OSError as error:

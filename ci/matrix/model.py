@@ -129,7 +129,7 @@ class Compilers:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version as it is compared."""
+    """A version for comparisons."""
     return tuple(int(part) for part in version.split("."))
 
 

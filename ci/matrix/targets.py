@@ -29,7 +29,7 @@ class Targets:
     ptx: tuple[str, ...]
 
     def front(self, architecture: str) -> str:
-        """The PTX that SASS is assembled from: the newest declared one; its own where there is none or where it has a letter."""
+        """The PTX that SASS is assembled from: the newest declared one; its own if there is none or if it has a suffix."""
         number, variant = architecture_order(architecture)
         older = [each for each in self.ptx if capability(each) <= number]
         return architecture if variant or not older else max(older, key=architecture_order)

@@ -1,6 +1,6 @@
-"""``release preflight``: what would stop a release, found before anything is built.
+"""``release preflight``: problems that would stop a release, found before anything is built.
 
-Everything that the checkout, the index and GitHub can tell. What the wheels alone can tell is for `release check`.
+Reads the checkout, the index and GitHub; `release check` reads the wheels.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def unwelcome(version: Version, index: Index) -> Iterator[Violation]:
 def against(version: Version, index: Index, files: Sequence[Remote], *, tags: Collection[Version] | None = None) -> Iterator[Violation]:
     """Why this version may not go where these files are. `tags` are the versions that were tagged here, by default those that git knows."""
     yield from unwelcome(version, index)
-    # Rehearsals leave versions behind that were never tagged, and that stand in nobody's way.
+    # Rehearsals leave versions behind that were never tagged, and that are no obstacle.
     counted = {each.version for each in files if each.version and not (index.rehearsals and each.version.is_prerelease)}
     versions = sorted(counted - {version})
     # The name is ours if it is free, or if every version under it is one that was tagged in this repository.

@@ -122,7 +122,7 @@ def _twine(path: Path, index: Index, attestations: bool, limits: Limits) -> tupl
         return False, f"no answer in {limits.upload:.0f} s"
     output = f"{done.stdout}\n{done.stderr}"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    # The line with the reason comes last but for a hint that has none.
+    # The line with the reason comes last, except for a hint that has none.
     reasons = [line for line in lines if re.match(r"(ERROR|[\w.]*(Error|Exception))\b", line)] or lines
     taken = done.returncode == 0 or "already exist" in output  # by an attempt whose answer was lost; the page tells which bytes
     return taken, reasons[-1] if reasons else f"twine ended with {done.returncode}"

@@ -32,12 +32,12 @@ from .dist import complete, read_manifest
 from .standing import refuse_yanked
 
 Tool = Literal["uv", "pip"]
-# What could send pip elsewhere for our wheel. pip ignores empty values.
+# Variables that could make pip use another index for mlx-cuda's wheel. pip ignores empty values.
 _PIP_ALONE = {
     "PIP_CONFIG_FILE": os.devnull,
     **dict.fromkeys(("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONSTRAINT"), ""),
 }
-# What the doctor may miss where a CUDA extra is installed on a machine without a GPU.
+# Things that the doctor may miss if a CUDA extra is installed on a machine without a GPU.
 _HARDWARE = {"driver", "gpu"}
 
 

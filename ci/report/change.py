@@ -53,7 +53,7 @@ class Change:
 
     @property
     def parts(self) -> list[Difference]:
-        """Of the device code and the native modules, likewise."""
+        """The same of the device code and the native modules."""
         return _differences(_parts(self.before), _parts(self.after))
 
     @property

@@ -21,7 +21,7 @@ from .slots import Slot
 
 FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI", "GCC")
 
-# What the sections of a binary are for, the first that matches; the rest is headers and padding.
+# The purposes of a binary's sections, the first that matches; the rest is headers and padding.
 SECTIONS = (
     ("code", "host code", (".text*", ".init", ".fini", ".plt*")),
     ("data", "constants", (".rodata*", ".rdata*", ".data*", ".tdata", ".*_array")),

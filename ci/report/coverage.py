@@ -10,7 +10,7 @@ from ..matrix import Targets, architecture_order, capability
 from . import contents
 from .contents import Label
 
-# What a reader calls a compute capability.
+# A reader's name of a compute capability.
 GPUS = {
     "70": ("Volta", "V100"),
     "75": ("Turing", "T4, RTX 20"),
@@ -55,7 +55,7 @@ class Code:
 class Served:
     """The code of some fatbins that a GPU runs."""
 
-    kind: str  # sass: as it is; ptx: compiled by its driver on first use
+    kind: str  # sass: directly; ptx: compiled by its driver on first use
     name: str  # sm_80
     fatbins: int
 
@@ -83,7 +83,7 @@ def columns(architectures: Iterable[str]) -> tuple[Column, ...]:
 
 
 def row(code: contents.Code, promise: Mapping[str, Targets], across: Iterable[Column]) -> tuple[Cell, ...]:
-    """What a place holds for each column, and its GPUs get. The promise is by the names of its fatbins."""
+    """The code of a place for each column, and what its GPUs get. The promise is by the names of its fatbins."""
     wanted = {
         name: {*(("sass", each) for each in targets.sass), *(("ptx", each) for each in targets.ptx)} for name, targets in promise.items()
     }

@@ -75,7 +75,7 @@ class Report:
 
     @property
     def covered(self) -> list[tuple[tuple[Place, ...], list[int]]]:
-        """What GPUs get, and the numbers of the wheels that it is the same in."""
+        """The code that GPUs get, and the numbers of the wheels that it is the same in."""
         found: list[tuple[tuple[Place, ...], list[int]]] = []
         for number, each in enumerate(self.wheels):
             alike = next((numbers for places, numbers in found if _rows(places) == _rows(each.places)), None)
@@ -146,7 +146,7 @@ def _row(place: Place, columns: Sequence[coverage.Column]) -> Place:
 
 
 def _rows(places: Sequence[Place]) -> list[object]:
-    """What is shown of them."""
+    """The shown ones of them."""
     return [(place.code.name, len(place.code.fatbins), place.cells) for place in places]
 
 

@@ -41,7 +41,7 @@ def declared() -> list[Slot]:
 
 
 def position(name: str) -> tuple[int, str]:
-    """To sort wheels by: as they are declared, then any others."""
+    """The sort key of wheels: in the declared order, then any others."""
     order = declared()
     slot = of(name)
     return order.index(slot) if slot in order else len(order), name

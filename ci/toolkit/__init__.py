@@ -20,7 +20,7 @@ __all__ = ["install", "root_path"]
 
 
 def install(names: Sequence[str], platform: Platform) -> list[Installed]:
-    """Install the named roots for ``platform``; a complete root is used as it is, without the network."""
+    """Install the named roots for ``platform``; a complete root is used without the network."""
     from . import provision
 
     return [provision.install(name, platform) for name in names]

@@ -44,7 +44,7 @@ def exports(dll: Path) -> list[Export]:
 
 
 def library_name(dll: str) -> str | None:
-    """``cublasLt64_12.dll`` -> ``cublasLt.lib``, as CUDA's own import libraries are named; None for a DLL that nobody links."""
+    """``cublasLt64_12.dll`` -> ``cublasLt.lib``, as CUDA's own import libraries are named; None for a DLL that is not linked."""
     match = re.fullmatch(r"([A-Za-z]\w*?)(?:64)?_\d+(?:_\d+)*\.dll", dll)
     return f"{match[1]}.lib" if match else None
 

@@ -79,7 +79,7 @@ def _make_import_libraries(root: Path, driver: str, functions: list[str]) -> Non
 
 
 def _replace(library: Path, dll: str, symbols: list[implib.Export]) -> None:
-    """Write an import library in the place of one that was shipped, which is a link to the wheel's own file."""
+    """Write an import library that replaces a shipped one, which is a link to the wheel's own file."""
     from . import implib
 
     library.unlink(missing_ok=True)

@@ -41,7 +41,7 @@ def write(root: Path, description: dict[str, str | int]) -> None:
     entries = {}
     for name in sorted(_walk(root)):
         path = root / name
-        stat = path.stat()  # the hard links in include/ and lib/ are the recorded file too
+        stat = path.stat()  # the hard links in include/ and lib/ are the same file too
         entry = listed.get((stat.st_dev, stat.st_ino)) or Entry(stat.st_size, sha256(path))
         entries[name] = {"size": entry.size, "sha256": entry.sha256}
     with (root / NAME).open("w", encoding="utf-8") as file:
@@ -99,7 +99,7 @@ def differences(root: Path, files: dict[str, Entry]) -> list[str]:
     present = set(_walk(root))
     identities = {name: (stat.st_dev, stat.st_ino) for name in sorted(files.keys() & present) for stat in [(root / name).stat()]}
     unique = {identity: root / name for name, identity in identities.items()}  # a hard-linked file is read once
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashlib lets go of the interpreter lock
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashlib releases the interpreter lock
         digests = dict(zip(unique, pool.map(sha256, unique.values()), strict=True))
     found = {name: digests[identity] for name, identity in identities.items()}
     return [

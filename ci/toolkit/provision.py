@@ -71,9 +71,9 @@ def install(name: str, platform: Platform) -> Installed:
 
 
 def _fill(root: roots.Root, platform: Platform, staging: Path) -> None:
-    """Unpack, arrange, and hash every file: uv checks a wheel when it downloads it, and what lies in its cache not again.
+    """Unpack, arrange, and hash every file: uv checks a wheel when it downloads it, but not in its cache.
 
-    What is damaged there would come back for ever. So the packages that it is of leave the cache, and are unpacked once more.
+    Damage there would come back for ever. So the damaged packages leave the cache, and are unpacked once more.
     """
     for again in (False, True):
         _unpack(root, platform, staging)
@@ -113,7 +113,7 @@ def _complete(target: Path) -> bool:
 
 
 def _stale(target: Path) -> list[Path]:
-    """What killed processes left of this root: to the holder of the lock, every staging directory.
+    """Remove what killed processes left of this root: to the holder of the lock, every staging directory.
 
     The uv of a killed process may live on for a while and write there, which makes removing fail; a later run tries again.
     """

@@ -1,7 +1,7 @@
 """A stub of the driver's library, ``libcuda.so.1``, to link against where there is no driver.
 
 It is written directly as a minimal ELF shared object, so that any machine makes the stub of any platform, without a compiler.
-Every function returns CUDA_ERROR_STUB_LIBRARY: a program that runs with the stub is told that the driver is missing.
+Every function returns CUDA_ERROR_STUB_LIBRARY: a program that runs with the stub reports that the driver is missing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ERROR = 34  # CUDA_ERROR_STUB_LIBRARY: "the CUDA driver that the application has loaded is a stub library"
 
-# e_machine, and `return ERROR` in machine code.
+# e_machine, and the instructions of `return ERROR`.
 _MACHINES = {
     "x86_64": (62, bytes([0xB8, ERROR, 0, 0, 0, 0xC3])),  # mov eax, 34; ret
     "aarch64": (183, struct.pack("<II", 0x52800000 | ERROR << 5, 0xD65F03C0)),  # mov w0, #34; ret

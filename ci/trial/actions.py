@@ -47,7 +47,7 @@ class Run:
 
 
 def query(run: Run, path: str, *options: str, into: Path | None = None) -> str:
-    """What GitHub's API says under this path of a run's repository; into a file, if one is given."""
+    """Get this path of a run's repository from GitHub's API; into a file, if one is given."""
     place = f"repos/{run.repository}/actions/{path}"
     return gh.api(run.host, place, *options, into=into, what=str(run), otherwise="or download the artifact yourself and give its zip")
 

@@ -24,7 +24,7 @@ from . import actions
 def obtain(target: str, folder: Path, *, repository: str | None = None) -> list[Path]:
     """The checked wheels of a target: a wheel, a folder, an artifact's zip, or a workflow run's id or address.
 
-    What has to be downloaded or unpacked goes into ``folder``, a temporary one.
+    Downloaded and unpacked files go into ``folder``, a temporary one.
     """
     try:
         found = _find(target, folder, repository)

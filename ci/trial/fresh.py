@@ -1,6 +1,6 @@
 """A fresh virtual environment, made and filled by uv, that nothing of the source tree or of the caller's shell reaches into.
 
-uv starts the environment's interpreter, and that runs what lies there: whatever uv installs comes before the code of a wheel has run.
+uv starts the environment's interpreter, and that runs installed code: whatever uv installs comes before the code of a wheel has run.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Fresh:
     def run(
         self, *arguments: str, cwd: Path | None = None, env: Mapping[str, str] | None = None, show: bool = False, installs: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run its interpreter, by default in its own folder, and return what came of it, whatever the exit code.
+        """Run its interpreter, by default in its own folder, and return the result, whatever the exit code.
 
-        ``show`` passes everything on to stderr at once instead of returning it. What ``installs`` is no code of a wheel that is tried, and
+        ``show`` passes everything on to stderr at once instead of returning it. A program that ``installs`` is not the wheel's code, and
         gets the caller's index, proxy and home.
         """
         home = self.folder / "home"
@@ -86,7 +86,7 @@ class Fresh:
         return process.run([self.python, *arguments], cwd=cwd or self.folder, env=environment, show=show)
 
     def doctor(self) -> dict[str, Any]:
-        """What the package's ``doctor --json`` finds: its version under its name, ``ok``, ``checks`` (name, status, summary, fix)."""
+        """The result of the package's ``doctor --json``: its version under its name, ``ok``, ``checks`` (name, status, summary, fix)."""
         done = self.run("-m", load().module, "doctor", "--json")
         try:
             report: dict[str, Any] = json.loads(done.stdout)

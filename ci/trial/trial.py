@@ -96,7 +96,7 @@ class Trial:
     benchmark: Path | None = None
 
     def examine(self, fresh: Fresh) -> Outcome:
-        """Try the wheel in an empty environment. What is wrong with it becomes a problem of the outcome."""
+        """Try the wheel in an empty environment. Its problems become problems of the outcome."""
         outcome = Outcome(self.case.row, fresh.version, self.case.extra, self.case.on_gpu)
         start = time.monotonic()
         try:
@@ -132,7 +132,7 @@ class Trial:
         stage("doctor")
         outcome.doctor = fresh.doctor()
         failed = [check for check in outcome.doctor["checks"] if check["status"] == "fail"]
-        fixes = [check.get("fix") or check.get("cure", "") for check in failed]  # cure: wheels before 0.32.4.1
+        fixes = [check.get("fix") or check.get("cure", "") for check in failed]  # the old key: wheels before 0.32.4.1
         outcome.problems += [f"doctor: {check['name']}: {check['summary']}\n  fix: {fix}" for check, fix in zip(failed, fixes, strict=True)]
 
     def _test(self, fresh: Fresh, outcome: Outcome) -> None:

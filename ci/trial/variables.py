@@ -39,13 +39,13 @@ def for_installers() -> dict[str, str]:
 
 
 def for_code(home: Path) -> dict[str, str]:
-    """With ``home`` in place of the caller's, for every system's idea of it."""
+    """With ``home`` instead of the caller's, for every system's idea of it."""
     own = dict.fromkeys(("HOME", "USERPROFILE", "APPDATA", "LOCALAPPDATA"), str(home))
     return _allowed((*_MACHINE, *_CODE)) | own | _OURS
 
 
 def _allowed(patterns: Iterable[str]) -> dict[str, str]:
-    names = {name: name.upper() for name in os.environ}  # proxies are written in small letters too
+    names = {name: name.upper() for name in os.environ}  # proxies are written in lower case too
     return {
         name: os.environ[name]
         for name, upper in names.items()

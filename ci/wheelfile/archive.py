@@ -67,7 +67,7 @@ def judged(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
 
 
 def wrong(entry: zipfile.ZipInfo) -> str:
-    """What is wrong with an entry by itself."""
+    """The problem of an entry by itself."""
     mode, name = entry.external_attr >> 16, entry.orig_filename  # as stored: `filename` may be changed by zipfile
     kind = stat.S_IFMT(mode)
     if found := misnamed(name):
@@ -88,7 +88,7 @@ def wrong(entry: zipfile.ZipInfo) -> str:
 
 
 def misnamed(name: str) -> str:
-    """What is wrong with a name, on any system."""
+    """The problem of a name, on any system."""
     parts = name.removesuffix("/").split("/")
     if name.startswith("/"):
         return "has an absolute path"
@@ -160,7 +160,7 @@ def read(path: Path) -> tuple[dict[str, bytes], dict[str, zipfile.ZipInfo]]:
 
 
 def _directory(path: Path, entries: Sequence[zipfile.ZipInfo], data: bytes) -> dict[str, bytes]:
-    """What the directory says of each entry and a local header repeats, once the directory is all that stands at the archive's end."""
+    """The fields of each entry that a local header repeats, once the directory is all that is at the archive's end."""
     end = len(data) - END.size
     mark, part, first, here, count, size, start, comment = END.unpack(data[end:])
     if mark != b"PK\5\6" or comment:

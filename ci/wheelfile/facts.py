@@ -1,4 +1,4 @@
-"""What a wheel is, as the summary table, ``--json`` and the SBOM tell it."""
+"""A wheel's properties, for the summary table, ``--json`` and the SBOM."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ModuleFacts:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """The device code. Architectures are those of all fatbins together, as they are in them."""
+    """The device code. Architectures are those of all fatbins together."""
 
     digest: str  # of the manifest, which the native modules know it by; "" where there is none
     size: int

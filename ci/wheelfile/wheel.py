@@ -88,7 +88,7 @@ class Wheel:
 
     @cached_property
     def dist_info(self) -> str:
-        """The name of the .dist-info folder, spelt as in the archive."""
+        """The name of the .dist-info folder, spelled as in the archive."""
         folders = {top for name in self.members if (top := name.partition("/")[0]).endswith(".dist-info")}
         if len(folders) != 1:
             raise EnvironmentProblem(f"{self.path.name}: not a wheel: it has {len(folders)} .dist-info folders instead of one")

@@ -15,7 +15,9 @@ from ._version import __version__
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(prog="python -m mlx_cuda", description="CUDA kernels for MLX.")
+    parser = argparse.ArgumentParser(
+        prog="python -m mlx_cuda", description="Run MLX programs with CUDA kernels, and check the installation and the results."
+    )
     parser.add_argument("--version", action="version", version=f"mlx-cuda {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _doctor.add_to(subparsers)
@@ -34,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _to_a_reader(argv: list[str]) -> int:
     """Run a command whose reader may stop early, as head does, without a traceback."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # whose code page on Windows may lack the letters of a path
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whose code page on Windows may lack characters of a path
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:

@@ -30,7 +30,7 @@ class SumCall(Call[mx.array]):
     given: StreamOrDevice  # MLX chooses the device by the group if none is given
 
     @cached_property
-    def choice(self) -> Choice:  # type: ignore[override]  # found only where somebody asks
+    def choice(self) -> Choice:  # type: ignore[override]  # computed only if read
         if isinstance(self.engine, str):
             return Choice("mlx", self.engine)
         reason = self.engine.module.all_sum_refusal(self.x, _processes(self.group))
@@ -69,14 +69,14 @@ def all_sum(x: mx.array, *, group: Any | None = None, stream: StreamOrDevice = N
         stream: Stream or device to run on.
 
     Returns:
-        The sum, bit-identical in all processes, accumulated in float32 and rounded once. MLX computes dtypes other than float16, bfloat16
-        and float32, sizes that are not a multiple of 16 bytes and, except between two Hopper GPUs, those over 256 KiB divided by the
-        number of other processes; :func:`explain` returns which.
+        The sum, in the shape and dtype of x. It is bit-identical in all processes, accumulated in float32 and rounded once. MLX computes
+        dtypes other than float16, bfloat16 and float32, sizes that are not a multiple of 16 bytes, and, except between two Hopper GPUs,
+        sizes over 256 KiB divided by the number of other processes. :func:`explain` returns which.
 
-    It is collective, as MLX's: all processes, with the same installation, make the same calls in the same order on the same streams. The
-    first call of a group on a stream exchanges peer memory, so it waits for all processes when it is called, not only when it is evaluated.
-    At most two streams of a group have such memory. Each GPU's kernel writes to all others (one-shot all-reduce) in LL packets, as NCCL
-    does.
+    The call is collective, like MLX's: all processes must have the same installation, and make the same calls in the same order on the same
+    streams. The first call of a group on a stream exchanges peer memory. So it waits for all processes already when it is called; later
+    calls wait when they are evaluated. At most two streams of a group have peer memory. The kernel is a one-shot all-reduce: each GPU
+    writes to all others, in LL packets as NCCL's.
     """
     return patched_all_sum(x, group=group, stream=stream)
 

@@ -21,7 +21,7 @@ from ._mlx_lm.models import decoding_of, is_step, step_of
 from ._mlx_lm.places import left_alone
 from ._mlx_lm.wrapped import not_replaying
 from ._operation import Call
-from ._patch import our_products
+from ._patch import our_matmuls
 from ._replay.errors import NotReplayed
 
 _lock = threading.RLock()
@@ -40,7 +40,7 @@ class StepCall(Call[Any]):
     stream: StreamOrDevice = None
 
     @cached_property
-    def choice(self) -> Choice:  # type: ignore[override]  # found only where somebody asks
+    def choice(self) -> Choice:  # type: ignore[override]  # computed only if read
         if setting.on:
             return Choice("mlx", INVARIANT)
         state = decoding_of(self.model)
@@ -52,7 +52,7 @@ class StepCall(Call[Any]):
         return Choice("replay", f"its step was captured: {state.captures[0].step.nodes} nodes in one launch")
 
     def kernel(self) -> str:
-        """What a captured step consists of."""
+        """The nodes of a captured step."""
         if self.choice.engine != "replay":
             return ""
         return ", ".join(f"{count} {name}" for name, count in decoding_of(self.model).captures[0].step.primitives.items())
@@ -89,9 +89,9 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
     """Compute the logits of the next token by a decode step that is captured once and launched as one CUDA graph.
 
     Args:
-        model: A model of mlx-lm (an ``mlx.nn.Module``), or of a package with copies of its code, called as
-            ``model(tokens, cache=cache)``. A change of anything that the model refers to is detected, and the step is captured again. State
-            elsewhere must not change (:func:`patch`).
+        model: A model of mlx-lm (an ``mlx.nn.Module``), or of a package with copies of its code, called as ``model(tokens, cache=cache)``.
+            A change of anything that is reachable from the model is detected, and the step is captured again. Other changes are not
+            detected (:func:`patch`).
         tokens: Integers ``[B, 1]``, the last token of each sequence.
         cache: A list of mlx-lm's caches, one per layer, or known copies: ``KVCache``, ``RotatingKVCache``, ``QuantizedKVCache``,
             ``ArraysCache``, ``BatchKVCache`` or ``BatchRotatingKVCache`` with the tokens so far. They are updated in place and can still be
@@ -103,11 +103,11 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
 
     Raises:
         ValueError: The arguments are not a decode step, or the step cannot be captured; the message says why, and the cache is unchanged.
-            With several processes (``mlx.launch``) a step that cannot be captured returns the model's own result instead, because its
-            all-reduces have been sent.
+            With several processes (``mlx.launch``), a step that cannot be captured returns the model's own result instead of raising,
+            because the other processes already have its all-reduces.
 
-    The first call runs the step eagerly and captures it, which takes as long as a few steps. After :func:`patch`, models do this by
-    themselves; ``explain(decode_step, model)`` returns whether.
+    The first call runs the step eagerly and captures it, which takes as long as a few steps. While :func:`patch` is on, models capture
+    their steps by themselves. ``explain(decode_step, model)`` returns whether a model's steps are captured.
     """
     result: mx.array = StepCall(model, tokens, cache, stream).result()
     return result
@@ -117,7 +117,7 @@ def _with_ours(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a model's ``__call__`` that uses mlx-cuda's matmuls; one thread at a time, which restores MLX's own."""
 
     def call(*arguments: Any, **options: Any) -> Any:
-        with _lock, our_products():
+        with _lock, our_matmuls():
             return function(*arguments, **options)
 
     return call

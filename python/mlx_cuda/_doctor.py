@@ -102,7 +102,11 @@ def run(args: argparse.Namespace) -> int:
     """Print the checklist as text or JSON; return 1 if a check failed."""
     found = examine()
     ok = all(check.status != "fail" for check in found)
-    report = {"mlx_cuda": __version__, "ok": ok, "checks": [asdict(check) | {"cure": check.fix} for check in found]}  # cure: until 0.33
+    report = {
+        "mlx_cuda": __version__,
+        "ok": ok,
+        "checks": [asdict(check) | {"cure": check.fix} for check in found],
+    }  # until 0.33
     print(json.dumps(report, indent=2) if args.json else render(found))
     return int(not ok)
 

@@ -46,9 +46,9 @@ def explain(*arguments: Any, **options: Any) -> Choice:
     """Return the engine that an operation would use for these arguments, and why.
 
     Args:
-        *arguments: The operation and its arguments, ``explain(mlx_cuda.quantized_matmul, x, w, scales, biases)``; with arrays alone,
-            the operation is :func:`attention`. Of :func:`decode_step` the model alone: ``explain(mlx_cuda.decode_step, model)``.
-        **options: Its keyword arguments.
+        *arguments: The operation and its arguments, such as ``explain(mlx_cuda.quantized_matmul, x, w, scales, biases)``. Without an
+            operation, it is :func:`attention`. For :func:`decode_step`, only the model: ``explain(mlx_cuda.decode_step, model)``.
+        **options: The operation's keyword arguments.
 
     Returns:
         A :class:`Choice`: ``engine`` is its name, ``reason`` the rule that selected it, or excluded the engines before it, and ``kernel``
@@ -63,7 +63,8 @@ def explain(*arguments: Any, **options: Any) -> Choice:
         ``"fallback"`` (MLX's operations).
 
     Raises:
-        ValueError, TypeError: As the operation; also if the function is not an operation of mlx_cuda.
+        ValueError: The first argument is a function that is not an operation of mlx_cuda, or the operation raises it.
+        TypeError: The operation raises it.
     """
     if not arguments or not callable(arguments[0]):
         arguments = (attention, *arguments)

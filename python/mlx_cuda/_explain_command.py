@@ -43,9 +43,9 @@ def add_to(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("operation", metavar="OPERATION", help="a function of mlx_cuda, such as attention")
-    parser.add_argument("arguments", nargs="+", metavar="SHAPE|NAME=VALUE", help="positional, then keyword arguments")
+    parser.add_argument("arguments", nargs="+", metavar="SHAPE|NAME=VALUE", help="positional arguments, then keyword arguments")
     parser.add_argument("--dtype", default="bfloat16", help="dtype of arrays without :DTYPE (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 
 

@@ -13,18 +13,19 @@ import mlx.core as mx
 from ._all_sum import patched_all_sum, upstream_all_sum
 from ._attention.attention import OURS, prepare
 from ._attention.composed import upstream_attention
-from ._common.arrays import StreamOrDevice, promoted
+from ._common.arrays import StreamOrDevice
 from ._common.choice import OLDEST_GPU
 from ._invariant import attention as invariant_attention
+from ._invariant import matmul as invariant_matmul
 from ._invariant import mlx_lm as invariant_mlx_lm
-from ._invariant import products, refused
+from ._invariant import refused
 from ._invariant.state import marking, refusal, refusing, setting
 from ._loader import native
 from ._loader.graph_cache import cached, growing, natively
 from ._loader.replacing import Prepared, in_place_of
-from ._matmul.batches import product_of_batches, upstream_quantized_matmul
+from ._matmul.batches import batched_quantized_matmul, upstream_quantized_matmul
 from ._matmul.gather import gather_mm, gather_qmm, misread_by_mlx
-from ._matmul.quantized import OURS as OUR_PRODUCTS
+from ._matmul.quantized import OURS as OUR_MATMULS
 from ._matmul.quantized import quantized_matmul
 from ._matmul.upstream import upstream_gather_mm, upstream_gather_qmm
 from ._mlx_lm import places as mlx_lm
@@ -45,15 +46,15 @@ def _attention(
     """As :func:`mlx_cuda.attention`, ours gives zeros to a query that sees no key. MLX's takes less of its other arguments."""
     if not hasattr(scale, "__float__") or not isinstance(force_fused, bool):
         return None
-    if sinks is not None and promoted(sinks.dtype, dtype := promoted(q.dtype, k.dtype, v.dtype)) != dtype:
+    if sinks is not None and mx.result_type(sinks.dtype, dtype := mx.result_type(q.dtype, k.dtype, v.dtype)) != dtype:
         return None
     call = prepare(q, k, v, scale=scale, mask=mask, sinks=sinks, force_fused=force_fused, stream=stream)
     return call if call.choice.engine in OURS or not call.at_once else Prepared(None, call.sizes)
 
 
-def _product(ours: Operation[..., Call[mx.array]], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def _patched_matmul(ours: Operation[..., Call[mx.array]], upstream: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """MLX's function of a matmul, which leaves to mlx-cuda what its kernels support."""
-    return in_place_of(upstream, lambda call: call.choice.engine in OUR_PRODUCTS or misread_by_mlx(call))(ours.prepare)
+    return in_place_of(upstream, lambda call: call.choice.engine in OUR_MATMULS or misread_by_mlx(call))(ours.prepare)
 
 
 @cached
@@ -67,7 +68,7 @@ def _gated_delta_update(
 
     def compute() -> tuple[mx.array, mx.array]:
         y, state = call.result()
-        return y.astype(promoted(q.dtype, k.dtype), stream=call.stream), state
+        return y.astype(mx.result_type(q.dtype, k.dtype), stream=call.stream), state
 
     return Prepared(compute)
 
@@ -118,15 +119,15 @@ class Route(NamedTuple):
     ours: Callable[..., Any]
 
 
-_quantized_matmul = _product(quantized_matmul, product_of_batches)
+_quantized_matmul = _patched_matmul(quantized_matmul, batched_quantized_matmul)
 # Calls with a batch of weights go there without a look into the cache: a quantized cache of keys and values is one, of another size at each
 # token, so that the graph would be built each time.
-vars(_quantized_matmul)["of_batches"] = product_of_batches
+vars(_quantized_matmul)["of_batches"] = batched_quantized_matmul
 ROUTES = (
     Route(mx.fast, "scaled_dot_product_attention", upstream_attention, _attention),
     Route(mx, "quantized_matmul", upstream_quantized_matmul, _quantized_matmul),
-    Route(mx, "gather_mm", upstream_gather_mm, _product(gather_mm, upstream_gather_mm)),
-    Route(mx, "gather_qmm", upstream_gather_qmm, _product(gather_qmm, upstream_gather_qmm)),
+    Route(mx, "gather_mm", upstream_gather_mm, _patched_matmul(gather_mm, upstream_gather_mm)),
+    Route(mx, "gather_qmm", upstream_gather_qmm, _patched_matmul(gather_qmm, upstream_gather_qmm)),
 )
 ALL_SUM = Route(mx.distributed, "all_sum", upstream_all_sum, patched_all_sum)
 OTHERS = (
@@ -137,15 +138,15 @@ OTHERS = (
 EXPORTERS = tuple(Route(mx, each.__name__, each, _exporting(each)) for each in (mx.export_function, mx.exporter))
 EVERY: tuple[Route, ...] = (*ROUTES, *OTHERS, *EXPORTERS)
 
-_fixed_quantized_matmul = products.quantized(cached(_quantized_matmul))
+_fixed_quantized_matmul = invariant_matmul.quantized(cached(_quantized_matmul))
 _gathered = tuple(cached(route.ours) for route in ROUTES[2:])
 INVARIANT: tuple[Route, ...] = (  # with batch_invariant, instead of those
-    Route(mx, "matmul", products.upstream_matmul, products.matmul),
-    Route(mx, "addmm", products.upstream_addmm, products.addmm),
-    Route(mx.array, "__matmul__", products.upstream_operator, products.operator),
+    Route(mx, "matmul", invariant_matmul.upstream_matmul, invariant_matmul.matmul),
+    Route(mx, "addmm", invariant_matmul.upstream_addmm, invariant_matmul.addmm),
+    Route(mx.array, "__matmul__", invariant_matmul.upstream_operator, invariant_matmul.operator),
     Route(mx, "quantized_matmul", upstream_quantized_matmul, _fixed_quantized_matmul),
-    Route(mx, "gather_mm", upstream_gather_mm, products.gathered(_gathered[0])),
-    Route(mx, "gather_qmm", upstream_gather_qmm, products.gathered_quantized(_gathered[1], _fixed_quantized_matmul)),
+    Route(mx, "gather_mm", upstream_gather_mm, invariant_matmul.gathered(_gathered[0])),
+    Route(mx, "gather_qmm", upstream_gather_qmm, invariant_matmul.gathered_quantized(_gathered[1], _fixed_quantized_matmul)),
     Route(mx.fast, "scaled_dot_product_attention", upstream_attention, invariant_attention.attention),
     Route(mx, "vmap", mx.vmap, marking(mx.vmap)),
     Route(mx.distributed, "all_sum", upstream_all_sum, refused.all_sum),
@@ -160,7 +161,7 @@ def _invariant_ones() -> tuple[Route, ...]:
     return INVARIANT if setting.on else ()
 
 
-def our_products() -> Patched:
+def our_matmuls() -> Patched:
     """Replace MLX's matmuls and mlx-lm's linear attention, until the context is left."""
     patched = _put({**{route: natively(route.ours) for route in ROUTES if route.owner is mx}, ALL_SUM: ALL_SUM.ours})
     if mlx_lm.put():
@@ -169,7 +170,7 @@ def our_products() -> Patched:
 
 
 class Patched(contextlib.ExitStack):
-    """Returned by :func:`patch`. Leaving it as a context manager restores the previous functions."""
+    """The context manager that :func:`patch` returns. Leaving it restores the previous functions."""
 
 
 def _put(functions: dict[Route, Callable[..., Any]]) -> Patched:
@@ -194,18 +195,18 @@ def patch(
     ``ssm_attn``). MLX's layers and mlx-lm's models need no change. Decode steps of mlx-lm's models are captured as CUDA graphs
     (:func:`decode_step`), and so are those of known copies of mlx-lm's code in other packages, such as mlx-vlm and mlx-audio.
 
-    Calls that no kernel supports go to MLX's function unchanged, and so do wrong calls, for MLX's errors, and calls in functions that are
-    compiled or exported with ``shapeless=True``. On GPUs older than sm_80 nothing is replaced. Call it before a program stores a function
-    under another name (``from mlx.core import quantized_matmul``).
+    MLX's function gets three kinds of calls unchanged: calls that no kernel supports, wrong calls (it raises its own error), and calls in
+    functions that are compiled or exported with ``shapeless=True``. On GPUs older than sm_80 nothing is replaced. Call it before a program
+    stores a function under another name (``from mlx.core import quantized_matmul``).
 
     A captured step runs without the model's Python code. Before each launch, everything reachable from the model (weights, numbers, flags,
-    functions, layers, classes) is compared with its state at capture. A change leads to a new capture. A model whose layers pass arrays to
-    other objects, such as a hook, is not captured. Not detected: global variables of modules, files, environment variables, the contents of
-    C objects, code or defaults replaced inside a method, and other side effects, such as a counter or a print.
+    functions, layers, classes) is compared with its state at capture. After a change, the step is captured again. A model whose layers pass
+    arrays to other objects, such as a hook, is not captured. Not detected: global variables of modules, files, environment variables, the
+    contents of C objects, code or defaults replaced inside a method, and other side effects, such as a counter or a print.
 
     :func:`mlx.core.export_function` and :func:`mlx.core.exporter` write MLX's own functions, so the file can be read without this package.
-    A function that was compiled by :func:`mlx.core.compile` and called while patched cannot be part of an export if it is called without an
-    array that the export traces.
+    One case fails: a function that was compiled by :func:`mlx.core.compile` and called while patched cannot be part of an export that calls
+    it without an array of the export.
 
     Args:
         kv_bits: 4 or 8: new batches of mlx-lm's ``BatchGenerator`` quantize their KV cache after prefill, as :func:`mlx.core.quantize`
@@ -233,7 +234,7 @@ def patch(
     replaced = EVERY
     if mx.cuda.is_available():
         native.load()
-        if native.capability(mx.Device(mx.gpu, 0)) < OLDEST_GPU:  # no kernel of mlx-cuda takes a call there
+        if native.capability(mx.Device(mx.gpu, 0)) < OLDEST_GPU:  # no kernel of mlx-cuda runs there
             replaced = ()
     upstream = {route: route.upstream for route in _invariant_ones()}
     patched = _put(upstream | {route: natively(route.ours) if route in ROUTES else route.ours for route in replaced})
@@ -288,7 +289,7 @@ def _remove() -> None:
 
 
 def unpatch() -> None:
-    """Restore MLX's functions. Calling it again has no effect."""
+    """Restore the functions that :func:`patch` replaced, and release captured steps. Calling it again has no effect."""
     _put({route: route.upstream for route in (*EVERY, *_invariant_ones())})
     packing.settings.packing = None
     _remove()

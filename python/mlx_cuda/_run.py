@@ -17,18 +17,18 @@ def add_to(subparsers: Any) -> None:
         "run",
         help="run a module or script after patch()",
         usage="python -m mlx_cuda run [-h] [--kv-bits N] [--batch-invariant] (-m MODULE | SCRIPT) [ARGUMENT ...]",
-        description="Run a Python module or script after mlx_cuda.patch().",
+        description="Call mlx_cuda.patch(), and then run a Python module or script.",
         epilog="Example: python -m mlx_cuda run -m mlx_lm server --model NAME. Exit codes: those of the program; 2 usage error.",
     )
-    parser.add_argument("-m", dest="module", action="store_true", help="run a module instead of a script")
-    parser.add_argument("--kv-bits", type=int, choices=(4, 8), help="quantize the KV cache of batches (default: not quantized)")
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    parser.add_argument("--kv-bits", type=int, choices=(4, 8), help="quantize the KV cache of batches, such as those of mlx-lm's server")
     parser.add_argument(
         "--batch-invariant",
         action="store_const",
         const=True,
         help="make results independent of the batch, or raise an error (docs/guides/batch-invariance.md)",
     )
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="MODULE or SCRIPT and its arguments", help="the program")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="MODULE or SCRIPT and its arguments", help="the program to run")
     parser.set_defaults(run=lambda args: run(parser, args))
 
 

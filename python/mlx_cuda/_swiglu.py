@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
-from ._common.choice import Choice, against_native
+from ._common.arrays import CACHED_SHAPES, cast, dtype_text, require_arrays, resolve, shape_text
+from ._common.choice import Choice, against_native, dtype_name
 from ._common.errors import WrongValue
 from ._operation import DirectCall, operation
 
@@ -51,7 +51,7 @@ def swiglu(gate: mx.array, up: mx.array, *, stream: StreamOrDevice = None) -> Di
 @lru_cache(CACHED_SHAPES)
 def _plan(gate: Shape, up: Shape, gate_dtype: mx.Dtype, up_dtype: mx.Dtype) -> tuple[mx.Dtype | None, Choice]:
     """The dtype to compute in, if not all are of it, and who computes the case where there is a native module."""
-    dtype = promoted(gate_dtype, up_dtype)
+    dtype = mx.result_type(gate_dtype, up_dtype)
     if mx.issubdtype(dtype, mx.complexfloating):
         raise WrongValue(f"[swiglu] Only real types are supported, got {dtype_text(gate_dtype, up_dtype)}.")
     if not all(a == b or 1 in (a, b) for a, b in zip(reversed(gate), reversed(up), strict=False)):

@@ -65,7 +65,7 @@ class AllSum final : public Fused {
   const std::shared_ptr<const Peers> peers_;
 };
 
-// What all processes say alike, whatever their GPUs are.
+// The same on all processes, whatever their GPUs are.
 std::string refusal_everywhere(const mx::array& x, const mx::distributed::Group& group) {
   const int count = group.size();
   if (count < 2 || count > Peers::kMost) {
@@ -154,7 +154,7 @@ void leave_alone(const std::set<std::shared_ptr<const Peers>>& groups, bool alon
   }
   auto& encoder = mx::cu::get_command_encoder(stream);
   encoder.device().make_current();
-  mx::clear_cache();  // a launch takes memory besides MLX's, and a commit that fails has dropped what it should have launched
+  mx::clear_cache();  // launches allocate outside MLX's cache, and a failed commit drops work
   encoder.commit();   // what comes before it
   for (const auto& peers : groups) {
     MLX_CUDA_CHECK(cuMemsetD32Async(reinterpret_cast<CUdeviceptr>(peers->memory[peers->rank]), alone, 1, encoder.stream()));

@@ -1,11 +1,10 @@
-// The sum over the GPUs of a group of what each has: everybody writes to everybody, in one kernel.
+// All-reduce over the GPUs of a group, in one kernel: each GPU writes its data to all others.
 //
-// What is written goes in letters of 16 bytes, 14 of data and a number, which are written and read whole: who finds the number has
-// the data, without a fence or a barrier (as NCCL's "LL" protocols, which have 4 or 120 bytes of data beside 4 or 8 of a flag).
-//
-// A letter's box is used again for the number after the next: who has got the next one from a warp of another GPU knows that this
-// warp had read what it got before. So a warp waits for the same warp of the others alone, and all blocks are resident
-// (all_sum.cpp sees to it), so that no two GPUs wait for each other.
+// Data is sent as LL packets of 16 bytes, 14 of data and a number, which are written and read atomically: if the number is the
+// expected one, the data is there, without a fence or a barrier (as in NCCL's LL protocols, with 4 or 120 bytes of data beside a
+// flag of 4 or 8 bytes). A slot is used again for the number after the next: a warp that has received the next packet from a warp
+// of another GPU knows that this warp had read the one before. So a warp waits only for the same warp of the other GPUs, and all
+// blocks are resident (all_sum.cpp ensures it), so that no two GPUs wait for each other.
 #include "all_sum/params.h"
 #include "device/ptx.cuh"
 #include "device/types.cuh"
@@ -14,14 +13,14 @@
 namespace mlx_cuda {
 
 constexpr unsigned kAll = ~0u;  // lanes
-constexpr int kGroup = 8;       // letters that have the data of seven lanes
+constexpr int kGroup = 8;       // lanes per group: the packets of eight lanes have the data of seven
 
-// 0 is what memory holds at first, and boxes stay in turns where numbers begin anew. A box has the number before the last, or 0.
+// Memory holds 0 at first, and slots keep alternating when numbers wrap around. A slot has the number before the last, or 0.
 __device__ inline unsigned after(unsigned number) {
   return number == 0xffff ? 2 : number + 1;
 }
 
-// The letter of a lane with 16 bytes: the last of each eight, which has none of its own, takes the others' last two.
+// The LL packet of a lane with 16 bytes. Every eighth lane has no data of its own and sends the last two bytes of the others.
 __device__ inline uint4 letter_of(uint4 data, unsigned number) {
   unsigned rest[kGroup];
 #pragma unroll
@@ -35,7 +34,7 @@ __device__ inline uint4 letter_of(uint4 data, unsigned number) {
   return data;
 }
 
-// What letters with this number have, as soon as they are there.
+// Waits for the LL packets with this number and returns their data.
 __device__ inline uint4 receive(const void* from, unsigned number) {
   uint4 letter;
   do {
@@ -89,10 +88,10 @@ __device__ inline void all_sum(const AllSumParams& p) {
   const bool alone = is_alone(p);
   const int warp = blockIdx.x * warps + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int vector = lane / kGroup * (kGroup - 1) + lane % kGroup;  // of this lane, but for the last of each eight
+  const int vector = lane / kGroup * (kGroup - 1) + lane % kGroup;  // of this lane; every eighth lane has none
   auto* const own_number =
       reinterpret_cast<unsigned long long*>(static_cast<char*>(p.memory[p.rank]) + AllSumParams::kAlone) + warp;
-  unsigned long long numbers = __ldcg(own_number);  // of the last letters of each part, of which not all sums have as many
+  unsigned long long numbers = __ldcg(own_number);  // of the last packets of each part; some calls have fewer parts
   const auto number_of = [&](int part) { return static_cast<unsigned>(numbers >> 16 * part) & 0xffff; };
   const auto place = [&](int of, int from, int part, unsigned number) {
     const int box = static_cast<int>(number % 2) * (p.count - 1) + (from < of ? from : from - 1);

@@ -1,4 +1,4 @@
-// The sum over the GPUs of a group of processes by a kernel of ours, over memory that they reach of each other.
+// All-reduce over the GPUs of a group of processes, by a kernel on peer memory.
 #pragma once
 
 #include "all_sum/peers.h"
@@ -13,7 +13,7 @@
 
 namespace mlx_cuda {
 
-// Why such a sum is not the kernel's; nothing where it is, as far as is known without asking the others.
+// Why MLX computes such an all-reduce; empty if the kernel does, as far as is known without a collective call.
 std::string all_sum_refusal(const mx::array& x, const mx::distributed::Group& group);
 
 // As mx::distributed::all_sum; none where that is to do it. The first call for a group and stream is collective (peers.h).
@@ -25,8 +25,8 @@ std::shared_ptr<const Peers> peers_of_sum(const mx::Primitive& primitive);
 // out = the sum of x, + added.
 void encode_all_sum(const Peers& peers, const mx::array& x, const MaybeArray& added, mx::array& out, const mx::Stream& stream);
 
-// Launches what a stream has, and has what comes next on it leave the others alone: a sum is x itself, until that is taken back. So
-// a captured step, and what it is compared with, run whatever the other processes do. Nothing happens where there are no groups.
+// Launches the work of a stream, and makes later all-reduces on it local: the result is x itself, until that is reverted. So a
+// captured step, and its reference, run independently of the other processes. No effect without groups.
 void leave_alone(const std::set<std::shared_ptr<const Peers>>& groups, bool alone, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

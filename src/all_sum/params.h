@@ -1,9 +1,9 @@
-// How a sum over GPUs is called, and what lies in the memory that they reach of each other.
+// Parameters of the all-reduce kernel, and the layout of peer memory.
 #pragma once
 
 namespace mlx_cuda {
 
-// out = x of each process, summed up, + added. Warps take `parts` of 448 bytes of x at a time, in turns.
+// out = all-reduce of x + added. Warps take turns at `parts` of 448 bytes of x.
 struct AllSumParams {
   static constexpr int kMost = 8;  // processes
   static constexpr int kThreads = 256;
@@ -17,9 +17,9 @@ struct AllSumParams {
     return count > 2 ? 1 : kMostParts;
   }
 
-  // The memory of each process: whether its sums are its own alone, as while steps are captured, and the numbers of each warp's
-  // last letters [kMostWarps, kMostParts], neither of which anybody else reads; then what the others have written, of one number
-  // and of the next in turns: [2, count - 1, kMostWarps, most_parts, kLetters].
+  // The memory of each process. Read only by the process itself: whether its sums are local, as during a capture, and the numbers
+  // of each warp's last packets [kMostWarps, kMostParts]. Then the packets of the others, for alternating numbers: [2, count - 1,
+  // kMostWarps, most_parts, kLetters].
   static constexpr int kAlone = 16;
   static constexpr long long letters() {
     return kAlone + kMostWarps * kMostParts * 2;

@@ -24,7 +24,7 @@ namespace mlx_cuda {
 
 namespace {
 
-// What a process tells the others of its memory.
+// The description of a process's memory that the other processes get.
 struct Offer {
   CUipcMemHandle handle{};
   char machine[40]{};
@@ -33,7 +33,7 @@ struct Offer {
   char there = 0;
 };
 
-// A number that Linux draws when it starts; nothing elsewhere.
+// A random number that Linux draws at boot; none elsewhere.
 std::string machine() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
@@ -99,13 +99,13 @@ std::shared_ptr<const Peers> make(const mx::distributed::Group& group, std::size
   std::array<Offer, Peers::kMost> offers;
   std::memcpy(offers.data(), all.data<std::uint8_t>(), peers.count * sizeof own);
   const bool opened = open(peers, offers.data(), memory);
-  // Nobody writes before everybody's memory is there, and everybody knows whether it is.
+  // No process writes before the memory of all exists, and all processes know whether it does.
   mx::array agreed = mx::distributed::all_min(mx::array(opened ? 1 : 0, mx::int32), group, stream);
   if (agreed.item<int>() == 1) {
     return std::make_shared<const Peers>(peers);
   }
   close(peers);
-  mx::distributed::all_min(mx::array(0, mx::int32), group, stream).eval();  // nobody has it open any more
+  mx::distributed::all_min(mx::array(0, mx::int32), group, stream).eval();  // no process has it open any more
   cuMemFree(memory);
   return nullptr;
 }
@@ -134,7 +134,7 @@ std::shared_ptr<const Peers> peers_of(const mx::distributed::Group& group, std::
     known = at == of_streams.end() ? nullptr : at->second;
     return at == of_streams.end() && of_streams.size() < Peers::kMostStreams;
   });
-  if (asks) {  // a stream is one thread's, so nobody else makes the same meanwhile
+  if (asks) {  // a stream belongs to one thread, so no other thread creates the same one meanwhile
     known = make(group, bytes, stream);
     found([&](auto& of_streams) { return of_streams.insert_or_assign(stream.index, known).second; });
   }
@@ -153,7 +153,7 @@ void share_memory() {
       int reaches = 0;
       if (other != owner && succeeded(cuDeviceCanAccessPeer(&reaches, other, owner)) && reaches) {
         const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, other}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-        cuMemPoolSetAccess(pool, &access, 1);  // without, it stays as it is without this package
+        cuMemPoolSetAccess(pool, &access, 1);  // if this fails, MLX's pool stays unchanged
       }
     }
   }

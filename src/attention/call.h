@@ -9,13 +9,13 @@
 
 namespace mlx_cuda {
 
-// What a query sees, how its scores become weights, and which results are wanted.
+// Which keys a query sees, how its scores become weights, and which results are needed.
 struct AttentionOptions {
   float scale = 1;             // > 0
   float softcap = 0;           // 0: none
   int window_left = -1;        // keys before the diagonal; negative: all
   int window_right = -1;       // keys after it; negative: all; 0 is causal
-  bool lse = false;            // also the logarithms of the sums that weights are divided by, float32 [B, H, Tq]
+  bool lse = false;            // also the log-sum-exp, float32 [B, H, Tq]
   bool deterministic = false;  // gradients have the same bits each time
 
   bool operator==(const AttentionOptions&) const = default;

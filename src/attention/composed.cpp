@@ -24,7 +24,7 @@ Arrays composed_attention(const AttentionArrays& in, const AttentionOptions& opt
   if (starts) {
     also(mx::greater_equal(key, column(*starts), on));
   }
-  // What lies where no keys are may be anything, even NaN, which no weight of zero takes away.
+  // Memory beyond the keys may hold anything, even NaN, and 0 * NaN is NaN.
   const mx::array there = mx::swapaxes(seen, 2, 3, on);
   auto per_head = [&](const mx::array& of) {
     const mx::array present = starts || ends ? mx::where(there, of, mx::array(0.0f, of.dtype()), on) : of;
@@ -49,13 +49,13 @@ Arrays composed_attention(const AttentionArrays& in, const AttentionOptions& opt
   if (mask && mask->dtype() == mx::bool_) {
     also(*mask);
   } else if (mask) {
-    // A row's numbers that are all large would swallow the scores. What they have in common changes no weight.
+    // Large numbers in all of a row would swallow the scores. A common offset does not change the weights, so it is subtracted.
     const mx::array bias = mx::where(seen, wide(*mask), mx::negative(infinity, on), on);
     const mx::array top = mx::stop_gradient(mx::max(bias, 3, true, on), on);
     const mx::array large = mx::greater(mx::abs(top, on), mx::array(1024.0f), on);
     shift = sinks ? shift : mx::where(large, mx::maximum(top, lowest, on), shift, on);
     scores = mx::add(scores, mx::subtract(bias, shift, on), on);
-    seen = mx::not_equal(bias, mx::negative(infinity, on), on);  // NaN hides nothing
+    seen = mx::not_equal(bias, mx::negative(infinity, on), on);  // NaN is never masked
   }
   // Hidden scores are made finite before anything is computed with them, so that neither the result nor a gradient is NaN.
   scores = mx::where(seen, scores, lowest, on);

@@ -1,4 +1,4 @@
-// What the primitives of attention have in common.
+// Common parts of attention's primitives.
 #pragma once
 
 #include "attention/call.h"
@@ -15,7 +15,7 @@ using GivenArrays = std::array<bool, kOptionalArrays.size()>;
 GivenArrays add_optional(const AttentionArrays& in, Arrays& inputs);
 AttentionArrays with_optional(AttentionArrays in, const GivenArrays& given, const Arrays& inputs, std::size_t next);
 
-// What tells calls apart beside the shapes.
+// The options that distinguish calls of the same shapes.
 struct AttentionState {
   AttentionOptions options;
   GivenArrays given;

@@ -56,7 +56,7 @@ Arrays run_varlen(
   return flash_varlen({q, k, v, cu_q, cu_k, arrays_of(q, k, v, options).sinks}, {max_q, max_k}, options_of(options), stream);
 }
 
-// A cache's keys or values, and how both are quantised.
+// A cache's keys or values, and their quantization.
 using Packed = std::tuple<mx::array, mx::array, MaybeArray>;
 using Form = std::tuple<int, int, std::string>;
 
@@ -127,7 +127,7 @@ void bind_attention(nb::module_& m) {
       [](const Arrays& arrays) {
         return std::any_of(arrays.begin(), arrays.end(), [](const mx::array& in) { return in.is_tracer(); });
       },
-      "arrays"_a, "Whether gradients, or other transformations, of a function of these may be asked for.");
+      "arrays"_a, "Whether a function of these may be differentiated or otherwise transformed.");
   m.def(
       "evaluated",
       [](const Arrays& arrays) {

@@ -1,4 +1,4 @@
-// What Python has checked of a call of attention: `Options` of python/mlx_cuda/_attention/options.py.
+// Options of a call of attention that Python has checked: `Options` of python/mlx_cuda/_attention/options.py.
 #pragma once
 
 #include "attention/call.h"

@@ -63,9 +63,9 @@ struct Arguments {
   }
 };
 
-// Whether MLX traces a function for arrays of any size (shapeless=True of mx.compile and of exports), for whose sizes nothing may
-// be chosen. Its flag for that is not exported. But outside such a trace, what is broadcast to its own shape is returned as it is;
-// and outside of all traces an array is no tracer, even if it is marked as one.
+// Whether MLX traces a function for arrays of any size (shapeless=True of mx.compile and of exports); no engine may be chosen by
+// sizes then. Its flag for that is not exported. But outside such a trace, broadcasting to the same shape returns the array
+// itself; and outside of all traces an array is no tracer, even if it is marked as one.
 bool in_shapeless_trace() {
   static const mx::array* const marked = [] {
     auto* made = new mx::array(mx::Shape{}, mx::float32, nullptr, {});
@@ -109,7 +109,7 @@ nb::handle array_type() {
   return type;
 }
 
-// The cache key of a call, and what the key leaves out: its arrays and the size of their growing axes.
+// The cache key of a call, and what it excludes: its arrays and the size of their growing axes.
 class CallKey {
  public:
   CallKey(const CachedFunction& function, const mx::Stream& stream)
@@ -135,7 +135,7 @@ class CallKey {
   int size() const {
     return size_;
   }
-  // Whether derivatives of a function of the arrays may be asked for, or other transformations.
+  // Whether the arrays may be differentiated or otherwise transformed.
   bool traced() const {
     return traced_;
   }

@@ -51,8 +51,8 @@ void require_captures(const mx::Stream& stream) {
     return;
   }
   static std::atomic<bool> said = false;
-  const std::string text = "mlx_cuda captures no decoding steps, which are slower without: " + refusal +
-                           "\n  cure: install that MLX anew, as python -m mlx_cuda doctor says";
+  const std::string text = "mlx_cuda captures no decode steps, which makes them slower: " + refusal +
+                           "\n  fix: reinstall that MLX version; see python -m mlx_cuda doctor";
   if (!said.exchange(true) && PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) != 0) {
     throw nb::python_error();
   }

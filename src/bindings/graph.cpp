@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kMostSteps = 64;
 
-// The input whose value this array has, if the array only says how derivatives are taken.
+// The input whose value this array has, if the array only defines a gradient.
 const mx::array* passed_on(const mx::array& in) {
   if (!in.has_primitive()) {
     return nullptr;

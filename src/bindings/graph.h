@@ -13,18 +13,17 @@
 
 namespace mlx_cuda {
 
-// Whether it is a primitive of ours. MLX's operations build their nodes by the transformation under way (gradients, a compilation
-// without shapes), of which arguments tell only that there is one.
+// Whether it is a primitive of mlx-cuda. MLX's operations build their nodes by the current transformation (gradients, shapeless
+// compilation), and arguments show only that there is one.
 bool is_own(const mx::Primitive& primitive);
 
 class Graph {
  public:
   using ArrayPointers = std::vector<const mx::array*>;
-  using Place = std::uint32_t;  // of the arguments in their order, and of what the steps make after them
+  using Place = std::uint32_t;  // of the arguments in their order, and of the results of the steps after them
 
-  // What leads to results that are not evaluated, from different arguments, without what only says how derivatives are taken.
-  // Nothing where there are more steps than are worth keeping; nor for arguments that are transformed (`traced`), unless all steps
-  // are our own.
+  // The steps from arguments to results that are not evaluated, without those that only define gradients. Empty if there are more
+  // than are worth keeping, or if arguments are transformed (`traced`) and some steps are MLX's.
   static std::optional<Graph> between(const ArrayPointers& arguments, const ArrayPointers& results, bool traced);
 
   // Whether at most one step reads these arguments (bit i: argument i), and it reads others too. Steps that cast or copy one of
@@ -34,7 +33,7 @@ class Graph {
   // The same for other arguments of equal shapes and dtypes: `values` holds them, and then all that is made, which `made` owns.
   void repeat(ArrayPointers& values, Arrays& made) const;
 
-  // The results' places in these values.
+  // The results' indices among these values.
   const std::vector<Place>& results() const {
     return results_;
   }

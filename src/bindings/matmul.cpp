@@ -1,5 +1,5 @@
-// Products of quantised, gathered, grouped and 8-bit operands, as Python calls them: it has checked shapes and dtypes, and has
-// chosen.
+// Python bindings of quantized, gathered, grouped and FP8 matmuls. Python has checked shapes and dtypes, and has chosen the
+// engine.
 #include "bindings/parts.h"
 
 #include "matmul/dense/cublaslt_tuning.h"
@@ -56,7 +56,7 @@ std::string small_m_kernel(
   return kernel.source.empty() ? "" : kernel.source + " " + kernel.name;
 }
 
-// Of quantized_small_m and of what is asked of it: with the weights in their parts.
+// Reads the options of quantized_small_m, with the weights in their parts.
 template <auto Run>
 auto run_small_m(
     const mx::array& x,
@@ -137,7 +137,7 @@ void set_tuned(const std::vector<Tuned>& all) {
   for (const auto& [key, text, microseconds, first] : all) {
     entries.push_back({key, {}, microseconds, first});
     if (!algorithm_from(text, entries.back().algorithm)) {
-      throw std::invalid_argument("[tune] This is no algorithm: '" + text + "'.");
+      throw std::invalid_argument("[tune] Not an algorithm: '" + text + "'.");
     }
   }
   replace_tuned(entries);
@@ -175,8 +175,8 @@ void bind_matmul(nb::module_& m) {
   m.def(
       "fp8_matmul", &fp8_matmul, "a"_a, "b"_a, "scale_a"_a.none(), "scale_b"_a.none(), "bias"_a.none(), "out_dtype"_a, "stream"_a);
   m.def("tuning", &set_tuning, "enabled"_a);
-  m.def("tuned", &tuned, "The products timed or given so far: key, algorithm, microseconds, microseconds of the first choice.");
-  m.def("set_tuned", &set_tuned, "tuned"_a, "Puts these in the place of all that are known.");
+  m.def("tuned", &tuned, "The GEMMs timed or given so far: key, algorithm, microseconds, microseconds of the first choice.");
+  m.def("set_tuned", &set_tuned, "tuned"_a, "Replaces all known algorithms.");
 }
 
 }  // namespace mlx_cuda

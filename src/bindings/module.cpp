@@ -13,7 +13,7 @@
 #include <cublasLt.h>
 #include <cudnn.h>
 #include <mlx/version.h>
-#include <mlx_cuda_device_code.h>  // written by the build: the digest of the device code beside this module
+#include <mlx_cuda_device_code.h>  // written by the build: the digest of the device code next to this module
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -100,7 +100,7 @@ mx::array linear(
   return mlx_cuda::linear(x, w, bias, *known, stream);
 }
 
-// Said once each. Where the rules know by now that a library does not take such a call, they are asked again.
+// Warns once per reason. If the rules know by now that a library does not support such a call, cached choices are dropped.
 void warn(const mlx_cuda::Unavailable& error) {
   if (error.remembered) {
     mlx_cuda::forget_calls();
@@ -115,11 +115,11 @@ void warn(const mlx_cuda::Unavailable& error) {
     }
   }
   const nb::gil_scoped_acquire gil;
-  const std::string text = reason + " MLX's own operations compute it, which are slower.\n  cure: python -m mlx_cuda doctor";
+  const std::string text = reason + " MLX's slower operations compute it.\n  fix: python -m mlx_cuda doctor";
   if (PyErr_WarnEx(PyExc_RuntimeWarning, text.c_str(), 1) == 0) {
     return;
   }
-  // Nobody can be told from inside MLX's evaluation.
+  // There is no Python caller to raise to during MLX's evaluation.
   if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
     PyErr_Clear();
     PyErr_SetInterrupt();

@@ -8,14 +8,13 @@ namespace mlx_cuda {
 // The engines of attention.
 void bind_attention(nanobind::module_& m);
 
-// Products of quantised, gathered, grouped and 8-bit operands.
+// Quantized, gathered, grouped and FP8 matmuls.
 void bind_matmul(nanobind::module_& m);
 
-// Linear attention, whose state takes the place of keys and values.
+// Linear attention, whose state replaces the KV cache.
 void bind_linear_attention(nanobind::module_& m);
 
-// Functions of arrays that build a graph by what their arguments look like: a call that looks like one before is given the graph of
-// that one, and Python's rules are not asked again.
+// The dispatch cache: a call that looks like an earlier one gets that one's graph, without Python's rules.
 void bind_call_cache(nanobind::module_& m);
 
 // Has every such call be computed by its function again.

@@ -16,15 +16,15 @@ namespace mlx_cuda {
 namespace mx = mlx::core;
 namespace nb = nanobind;
 
-// Compares addresses alone, so that a step costs a few nanoseconds for each of thousands of objects. Nothing is held here: the
-// caller keeps every object that it names, but for `model`, and what they hold, so that no other object has the address of one of
-// them.
+// Compares addresses only, so that a step costs a few nanoseconds for each of thousands of objects. No references are held: the
+// caller keeps every object that it names, except `model`, and what they hold, so that no other object has one of their
+// addresses.
 class Watch {
  public:
-  // None stands for the model. `instances`: whose class stays. `dicts`: pairs of an object, or False, and a dict, or False for the
-  // model's attributes. The dict's content stays, but for entries named `unwatched`; and that it is of the attributes of the
-  // object, if there is one. `lists`: whose content stays. `referents(*others)` lists what Python's garbage collector finds in all
-  // other objects.
+  // None means the model. `instances`: their class must not change. `dicts`: pairs of an object, or False, and a dict, or False
+  // for the model's attributes. The dict's content must not change, except entries named `unwatched`; and it must still be the
+  // object's `__dict__`, if there is one. `lists`: their content must not change. `referents(*others)` lists the references that
+  // Python's garbage collector finds in all other objects.
   Watch(
       nb::handle model,
       const nb::list& instances,
@@ -110,7 +110,7 @@ class Watch {
   }
 
   void add_array(PyObject* value) {
-    if (nb::isinstance<mx::array>(value)) {  // Python's object stays while an update in place gives it another array
+    if (nb::isinstance<mx::array>(value)) {  // Python's object stays, while an update in place gives it another array
       const auto* array = nb::inst_ptr<mx::array>(value);
       arrays_.emplace_back(array, array->id());
     }
@@ -162,7 +162,7 @@ class Watch {
         ++at;
         return true;
       }
-      same = is_unwatched(key);  // asked of few, as each step comes by thousands of entries
+      same = is_unwatched(key);  // checked rarely, as each step compares thousands of entries
       return same;
     });
     return same && at == end;
@@ -210,7 +210,7 @@ class Watch {
   std::vector<std::pair<PyObject*, PyTypeObject*>> instances_{};
   std::vector<Content> dicts_{};
   std::vector<Content> lists_{};
-  std::vector<PyObject*> keys_{};  // of dicts, beside their values
+  std::vector<PyObject*> keys_{};  // of dicts, next to their values
   std::vector<PyObject*> values_{};
   std::vector<PyObject*> referents_{};
   std::vector<std::pair<const mx::array*, std::uintptr_t>> arrays_{};

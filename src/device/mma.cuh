@@ -1,4 +1,4 @@
-// What feeds tensor core products (device/ptx.cuh), and takes their sums.
+// Fragments for tensor cores (device/ptx.cuh), and their accumulators.
 #pragma once
 
 #include "device/ptx.cuh"

@@ -1,4 +1,5 @@
-// All inline assembly (PTX ISA): an instruction, or a few, under a name. What needs a newer GPU than sm_80 says so.
+// All inline assembly (PTX ISA): an instruction, or a few, under a name. Comments name instructions that need a newer GPU than
+// sm_80.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,7 +9,7 @@ namespace mlx_cuda {
 
 using Barrier = unsigned long long;
 
-// What the driver writes as CUtensorMap.
+// A CUtensorMap, as the driver encodes it.
 struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
@@ -65,7 +66,8 @@ __device__ inline unsigned raise(unsigned value) {
   return raised;
 }
 
-// A number that stays in its register: thread numbers would be asked for again in each turn, which takes longer than a product.
+// Keeps a number in its register: the compiler would read thread indices again in each iteration, which takes longer than a
+// multiplication.
 __device__ inline int kept(int value) {
   int same;
   asm volatile("mov.b32 %0, %1;" : "=r"(same) : "r"(value));
@@ -78,7 +80,7 @@ __device__ inline void hide(int& row) {
 }
 
 // ------------------------------------------------------------------------------------------------------------------------ memory
-// 16 bytes that nobody writes meanwhile: kept in the L1 cache where several warps of a block share them.
+// 16 bytes that no thread writes during the kernel: cached in L1, if several warps of a block share them.
 template <bool Shared>
 __device__ inline uint4 load16(const void* pointer) {
   uint4 value;
@@ -94,7 +96,7 @@ __device__ inline uint4 load16(const void* pointer) {
   return value;
 }
 
-// Packed words that are read once; `Kept` in the L1 cache where the loads of a warp share sectors.
+// Packed words that are read once; `Kept` in the L1 cache if the loads of a warp share sectors.
 template <bool Kept, int Words>
 __device__ inline void stream(unsigned* to, const char* from) {
 #define MLX_CUDA_STREAM(cache)                                                                                   \
@@ -156,8 +158,8 @@ __device__ inline void store_shared(unsigned address, unsigned value) {
 }
 
 // ------------------------------------------------------------------------------------------------------------------------ copies
-// Global to shared memory while the thread goes on (cp.async): the L2 cache reads whole lines of 128 bytes, and what is not there
-// is zeros. `level`: cg passes the L1 cache by, which only 16 bytes can.
+// Asynchronous copies from global to shared memory (cp.async): the L2 cache reads whole lines of 128 bytes, and bytes out of
+// bounds are zeros. `level`: cg bypasses the L1 cache, only for 16 bytes.
 #define MLX_CUDA_COPY_ASYNC(level, hints, sizes, ...) \
   asm volatile("cp.async." level ".shared.global" hints " [%0], [%1], " sizes ";" ::__VA_ARGS__ : "memory")
 template <int Bytes>
@@ -184,7 +186,7 @@ template <int Bytes>
 __device__ inline void copy_async_cached(void* to, const void* from) {
   MLX_CUDA_COPY_ASYNC("ca", "", "%2", "r"(shared_address(to)), "l"(from), "n"(Bytes));
 }
-// The L2 policy of what is read once and leaves the cache first, so that other things stay in it, and a copy with it.
+// The L2 policy of data that is read once and evicted first, so that other data stays, and a copy with it.
 __device__ inline unsigned long long evict_first() {
   unsigned long long policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -246,7 +248,7 @@ __device__ inline uint4 load_matrices_transposed(unsigned address) {
   return v;
 }
 
-// Of a matrix of 8 by 8 numbers of 16 bits, two adjacent ones of a row in each lane.
+// An 8 by 8 matrix of 16-bit numbers, two adjacent ones of a row in each lane.
 __device__ inline unsigned transposed(unsigned pair) {
   unsigned out;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
@@ -275,7 +277,7 @@ __device__ inline void begin_pdl() {
 }
 
 // -------------------------------------------------------------------------------------------------------------- clusters (sm_90)
-// All blocks of a cluster: what they have written to one another's memory is there after both.
+// All blocks of a cluster: writes to each other's memory are visible after both.
 __device__ inline void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -302,7 +304,7 @@ __device__ inline void store_in_cluster(unsigned to, float x, float y, float z, 
 __device__ inline void barrier_init(Barrier* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
 }
-// Makes initialised barriers known to the copy engine.
+// Makes initialized barriers visible to TMA.
 __device__ inline void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -322,7 +324,7 @@ __device__ inline void barrier_wait(Barrier* barrier, int parity) {
       : "memory");
 }
 
-// A box of a tensor of four dimensions, the innermost first; what lies outside of the tensor is zero.
+// A box of a tensor of four dimensions, the innermost first; outside of the tensor it is zero.
 __device__ inline void copy_box(void* shared, const TensorMap* map, Barrier* barrier, int c0, int c1, int c2, int c3) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
@@ -350,7 +352,7 @@ __device__ inline void copy_box_once(
       : "memory");
 }
 
-// Ordinary writes to shared memory become visible to products and copies that begin later.
+// Makes ordinary writes to shared memory visible to later wgmma and TMA instructions.
 __device__ inline void shared_writes_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -374,8 +376,8 @@ __device__ inline void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
-// ----------------------------------------------------------------------------------------------- products of warpgroups (sm_90a)
-// Operands in shared memory (swizzled over 128 bytes, as the copy engine writes them) or registers, sums in registers.
+// ---------------------------------------------------------------------------------------------------- wgmma (warpgroups, sm_90a)
+// Operands in shared memory (128-byte swizzle, as TMA writes them) or registers, accumulators in registers.
 
 // Rows of 128 bytes in groups of 8. `leading` is the distance in bytes between blocks of 64 columns of a matrix whose columns are
 // adjacent in memory although it is read by rows (V); it does not matter otherwise.
@@ -397,7 +399,7 @@ template <int Pending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
-// Sums after the wait for their products: nothing that uses them may move in front of it.
+// Accumulators after the wait for wgmma: their uses may not move before it.
 template <int Count>
 __device__ inline void wgmma_results(float (&d)[Count]) {
 #pragma unroll

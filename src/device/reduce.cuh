@@ -1,4 +1,5 @@
-// What lanes, a warp or a block have, put together: all of them get the result. Which lanes come first is part of a float's sum.
+// Reductions over lanes, a warp or a block: all of them get the result. The order of lanes is fixed, because float sums depend on
+// it.
 #pragma once
 
 #include "device/ptx.cuh"
@@ -52,12 +53,12 @@ __device__ inline float quad_sum(float value) {
   return of_near_lanes<1, 4>(value, Sum{});
 }
 
-// By all threads of whole warps; `memory`: a float for each warp; `neutral` changes nothing in what is combined.
+// By all threads of whole warps; `memory`: a float for each warp; `neutral`: the neutral element.
 template <typename Combine>
 __device__ inline float of_block(float value, float neutral, float* memory, const Combine& combine) {
   const int lane = threadIdx.x % 32;
   value = of_lanes<32>(value, combine);
-  __syncthreads();  // nobody reads the memory any more
+  __syncthreads();  // the memory is no longer read
   if (lane == 0) {
     memory[threadIdx.x / 32] = value;
   }

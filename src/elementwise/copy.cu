@@ -1,5 +1,5 @@
-// A row-contiguous copy of a strided view, one element a thread. Views that need it are rare (the fused kernels read most layouts
-// in place), so it is plain; consecutive threads write consecutive elements.
+// A row-contiguous copy of a strided view, one element per thread. Views that need it are rare (the fused kernels read most
+// layouts in place), so it is simple; adjacent threads write adjacent elements.
 #include "device/layout.h"
 
 namespace mlx_cuda {

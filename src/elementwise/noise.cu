@@ -1,4 +1,4 @@
-// Fills memory with numbers from -1 to 1 that look random: a matrix product is faster on zeros than on data.
+// Fills memory with pseudorandom numbers from -1 to 1: a GEMM is faster on zeros than on data.
 #include "device/vector.cuh"
 #include "elementwise/noise.h"
 

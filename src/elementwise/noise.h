@@ -1,4 +1,4 @@
-// What elementwise/noise.cu writes, for host and device code.
+// The numbers that elementwise/noise.cu writes, for host and device code.
 #pragma once
 
 namespace mlx_cuda {

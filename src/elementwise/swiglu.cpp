@@ -37,7 +37,7 @@ class SwiGLU final : public Fused {
  public:
   using Fused::Fused;
 
-  // In float32, as the kernel, so that the derivatives of 16-bit types lose nothing on the way.
+  // In float32, as the kernel, so that gradients of 16-bit types lose nothing in between.
   static mx::array composed(const mx::array& gate, const mx::array& up, const mx::Stream& stream) {
     const mx::array wide = mx::astype(gate, mx::float32, stream);
     const mx::array silu = mx::multiply(wide, mx::sigmoid(wide, stream), stream);

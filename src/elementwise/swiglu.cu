@@ -1,5 +1,5 @@
-// out = silu(gate) * up over rows whose elements are adjacent and whose starts may lie any distance apart, so that the two halves
-// of one projection need no copy. Each thread moves one vector of N elements; arithmetic is float32.
+// out = silu(gate) * up. The elements of a row are adjacent and rows have any stride, so that the two halves of one projection
+// need no copy. Each thread processes one vector of N elements, in float32.
 #include "device/types.cuh"
 #include "device/vector.cuh"
 #include "elementwise/kernels.h"

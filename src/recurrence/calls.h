@@ -1,4 +1,4 @@
-// What the primitives of linear attention have in common: a call's arrays among their inputs, and as kernels take them.
+// Common parts of the primitives of linear attention: a call's arrays among the inputs, and as kernel parameters.
 #pragma once
 
 #include "recurrence/chunked_params.h"
@@ -30,7 +30,7 @@ LinearAttention from_inputs(const Arrays& in, const Parts& parts);
 
 Operand operand(const mx::array& in, KernelNode& node);
 
-// All but the states and results, which the node is told to read.
+// All except the states and results; the node is marked as reading them.
 Recurrence describe(const LinearAttention& in, bool delta, KernelNode& node);
 
 // The memory of Prepared.

@@ -1,26 +1,26 @@
 // The gated delta rule on tensor cores, by chunks of 64 tokens ("Gated Delta Networks", arXiv:2412.06464, section 3.3, after
 // "Parallelizing Linear Transformers with the Delta Rule", arXiv:2406.06484). With G[i] the decay from the chunk's beginning to
-// token i and S the state that the chunk finds, the corrections of its tokens are the rows of U = V' - W S^T, where
+// token i and S the state before the chunk, the corrections of its tokens are the rows of U = V' - W S^T, where
 //
 //   (I + A) V' = diag(beta) V,   (I + A) W = diag(beta G) K,   A[i, j] = beta[i] G[i] / G[j] k[i] k[j]  for j < i,
 //
 // and y[i] = G[i] S q[i] + sum over j <= i of G[i] / G[j] (q[i] k[j]) u[j],  S = G[end] S + sum over j of G[end] / G[j] u[j]
 // k[j]^T.
 //
-// `chunk_prepare` has what does not depend on S, for all chunks at once. Its triangular systems are solved by blocks of 16 tokens
-// in TF32, after the blocks on the diagonal have been inverted in float32; W and V' are transposed, because then what one product
-// gives can be an operand of the next where it lies. `chunk_scan` goes from chunk to chunk, a block for 32 columns of a head's
+// `chunk_prepare` computes everything that does not depend on S, for all chunks at once. It solves the triangular systems by blocks
+// of 16 tokens in TF32, after the blocks on the diagonal have been inverted in float32; W and V' are transposed, so that the result
+// of one MMA is an operand of the next in registers. `chunk_scan` goes from chunk to chunk, a block for 32 columns of a head's
 // values, with S in float32 registers.
 //
-// A number that is not finite must not reach the tokens before it, but 0 * NaN is NaN: a chunk with one is gone through token by
-// token. `chunk_prepare` marks it by the decay from its last token to its end, which is 1 otherwise.
+// NaN and infinity must not reach earlier tokens, but 0 * NaN is NaN: a chunk with one is processed token by token. `chunk_prepare`
+// marks it by the decay from its last token to its end, which is 1 otherwise.
 //
-// With equal keys and a beta near 2 each correction undoes the one before: S is what is left of many large terms, and no later
-// token mends what 16 bits leave out of them. A chunk with many of these is marked as well: where A is often larger than 1, which
-// it is for no keys of length 1 unless beta is.
+// With equal keys and a beta near 2 each correction undoes the one before: S is the difference of many large terms, and rounding
+// them to 16 bits loses it. Chunks with many of these are marked as well: those where A is often larger than 1, which needs a beta
+// above 1 for keys of length 1.
 //
-// What derivatives need of both is kept where they ask for it: the inverse of I + A, transposed, each chunk's S^T, and U. Then
-// there is no y, and no chunk goes token by token: u is added to S in two parts of 16 bits instead.
+// For gradients, both save the inverse of I + A, transposed, each chunk's S^T, and U. Then there is no y, and no chunk is processed
+// token by token: u is added to S in two parts of 16 bits instead.
 #pragma once
 
 #include "recurrence/chunk_prepare.cuh"
@@ -43,7 +43,7 @@ __device__ inline void scan_tokens(Recurrence p, Work work, StateTile& state, in
   state.load(p.state_out);
 }
 
-// Copies of a chunk: what is needed first, and the rest.
+// Loads of a chunk: the first operands, and the rest.
 template <bool Delta, bool Keep, typename T>
 __device__ inline void load_first(const ScanBlock<T, false>& m, int chunk) {
   const long long block = m.of * m.from.chunks + chunk;
@@ -68,7 +68,7 @@ __device__ inline void load_rest(const ScanBlock<T, false>& m, int chunk) {
   commit_copies();
 }
 
-// What the state gives: to y, and W S^T, which the corrections are without.
+// Terms of the state: of y, and W S^T, which is subtracted from the corrections.
 template <bool Delta, bool Keep, typename T>
 __device__ inline void multiply_state(const ScanBlock<T, false>& m, float (&change)[2][4], float (&y)[2][4]) {
 #pragma unroll
@@ -114,7 +114,7 @@ __device__ inline void put_corrections(
   }
 }
 
-// What the corrections of this token and those before it give to y.
+// Terms of y from the corrections of this token and earlier ones.
 template <typename T>
 __device__ inline void multiply_scores(const ScanBlock<T, false>& m, float (&y)[2][4]) {
 #pragma unroll
@@ -146,7 +146,7 @@ __device__ inline void advance_state(const ScanBlock<T, false>& m, float whole, 
   state.write(m.state);
 }
 
-// y to where it belongs: zeros for what is masked, whatever the state is.
+// Writes y: zeros for masked tokens, whatever the state is.
 template <typename T>
 __device__ inline void write_results(const ScanBlock<T, false>& m, int chunk, float (&y)[2][4]) {
   const Recurrence& p = m.p;

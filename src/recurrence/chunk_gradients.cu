@@ -1,6 +1,5 @@
-// Derivatives of linear attention by chunks: what each chunk has to itself, once the state S that it finds, the gradient R of the
-// one that it leaves, its corrections U and their gradients dU are known (chunked_back.cu). A block for a chunk of a head of the
-// values.
+// Gradients of linear attention by chunks, the part that is parallel over chunks: from the state S before a chunk, the gradient R
+// of that after it, its corrections U and their gradients dU (chunked_back.cu). A block for a chunk of a value head.
 //
 // With G[i] the decay from the chunk's beginning, M the inverse of chunk_forward.cuh's I + A, X = M^T dU, and
 //
@@ -11,11 +10,11 @@
 //   dQ = diag(G) dY S + D K,   dV = diag(beta) X,   dbeta[i] = X[i] V[i] + C[i] K[i],
 //   dK = diag(beta) C + E,     E = D^T Q + B^T (diag(beta) K) + diag(G[end] / G) U R,
 //
-// and that of the logarithm of G[i] is dQ[i] Q[i] + beta[i] C[i] K[i] - E[i] K[i], for i = end with the product of R and the state
-// that the chunk leaves. Without the delta rule X = dU, and there are no B and C.
+// and that of log G[i] is dQ[i] Q[i] + beta[i] C[i] K[i] - E[i] K[i], for i = end plus the dot product of R and the
+// state after the chunk. Without the delta rule X = dU, and there are no B and C.
 //
-// The terms of two tokens cancel in the sum over all tokens from a later one on, and the gradient of a small decay is what is left,
-// divided by it: so both have the same D, B, Q, K and diag(beta) K, each rounded to 16 bits.
+// The terms of two tokens cancel in the sum over all tokens from a later one on, and the gradient of a small decay is the rest,
+// divided by it: so both use the same D, B, Q, K and diag(beta) K, each rounded to T.
 #include "device/reduce.cuh"
 #include "device/types.cuh"
 #include "recurrence/chunk_sums.cuh"
@@ -104,7 +103,7 @@ class ChunkGradients {
     return threadIdx.x % 4 * 2;
   }
 
-  // X in the place of dU, dV, and the part of dbeta that comes from there: 16 tokens and 32 values for each warp.
+  // X, which replaces dU, dV, and its part of dbeta: 16 tokens and 32 values for each warp.
   __device__ void of_values() {
     const int row = warp_ / 4 * 16;
     const int column = warp_ % 4 * 32;
@@ -308,7 +307,7 @@ class ChunkGradients {
         scaled(keys.x, first, T{}), scaled(keys.y, second, T{}), scaled(keys.z, first, T{}), scaled(keys.w, second, T{}));
   }
 
-  // This thread's part of the product of S and R.
+  // This thread's part of the dot product of S and R.
   __device__ float states_dot() const {
     constexpr int kUnits = kGradientValues / 8;
     float sum = 0;

@@ -1,4 +1,4 @@
-// `chunk_prepare` of chunk_forward.cuh: what a chunk has that does not depend on the state before it.
+// `chunk_prepare` of chunk_forward.cuh: the part of a chunk that does not depend on the state before it.
 #pragma once
 
 #include "device/reduce.cuh"
@@ -14,11 +14,11 @@ __device__ inline void split(float4 x, uint4& large, uint4& rest) {
       to_tf32(x.w - __uint_as_float(large.w)));
 }
 
-// The mean over a warp's rows of A, of what the squares of its elements have above 1, from which on a chunk is marked. Keys that
+// The mean over a warp's rows of A, of the part of its squared elements above 1, from which on a chunk is marked. Keys that
 // repeat every n tokens with a beta of b reach (b^2 - 1) / n. With 0.1, errors stayed below those of equal keys with a beta of 1.
 constexpr float kRepeated = 0.1f;
 
-// Marks a chunk as one to go through token by token. What is kept for derivatives has no marks.
+// Marks a chunk as one to be processed token by token. Tensors that are saved for gradients have no marks.
 __device__ inline void mark(const Recurrence& p, const Prepared& to) {
   if (p.out) {
     to.decay[static_cast<long long>(blockIdx.x) * 2 * kChunk + 2 * kChunk - 1] = kInfinity;
@@ -38,7 +38,7 @@ __device__ inline void mark(const Recurrence& p, const Prepared& to, const float
   }
 }
 
-// What a block of `chunk_prepare` has in shared memory, and where its threads stand in products.
+// The shared memory of a block of `chunk_prepare`, and the roles of its threads in MMAs.
 template <typename T>
 struct Preparation {
   static constexpr int kValues = kChunkColumns + kPad;
@@ -144,7 +144,7 @@ __device__ inline void invert_diagonal(float* a) {
   }
 }
 
-// sums += x of block j, by the square at (i, j): tokens 2 c and 2 c + 1 of eight are the product's indices c and c + 4.
+// sums += x of block j, by the square at (i, j): tokens 2 c and 2 c + 1 of eight are the MMA's k indices c and c + 4.
 template <typename T>
 __device__ inline void add_square(const Preparation<T>& m, float (&sums)[2][4], const float (&x)[kChunk / 8][4], int i, int j) {
 #pragma unroll
@@ -247,7 +247,7 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
     __syncthreads();
   }
 
-  // 16 columns of W, V' or the inverse at a time for each warp, as the rows of products.
+  // 16 columns of W, V' or the inverse at a time for each warp, as the rows of MMAs.
   const int values = (p.value_size + kScanColumns - 1) / kScanColumns * kScanColumns;
   for (int before = 0; before < values; before += kChunkColumns) {
     const int key_groups = Delta && before == 0 ? kChunkKeys / 16 : 0;

@@ -1,4 +1,4 @@
-// Sums of products that a warp of chunk_gradients.cu has, and what is summed up over their columns.
+// A warp's accumulators in chunk_gradients.cu, and their sums over columns.
 #pragma once
 
 #include "recurrence/chunk_tiles.cuh"
@@ -17,7 +17,7 @@ __device__ inline void load_tile(T* to, const T* from, int tile_rows, int rows, 
   }
 }
 
-// Two elements, each by its factor, rounded to 16 bits.
+// Two elements, each times its factor, rounded to T.
 template <typename T>
 __device__ inline unsigned scaled(unsigned pair, float2 by, T type) {
   const float2 values = unpack(pair, type);
@@ -29,7 +29,7 @@ template <int Tiles>
 struct Sums {
   float at[Tiles][4]{};
 
-  // Adds the product with the operand that `right` gives for a tile of 16 columns.
+  // Accumulates the GEMM with the operand that `right` returns for a tile of 16 columns.
   template <typename T, typename Right>
   __device__ void add(const uint4& rows, Right&& right, T type) {
 #pragma unroll
@@ -50,7 +50,7 @@ struct Sums {
     }
   }
 
-  // The sums over columns of the product with a tile of shared memory, for the rows of a lane, by which the tile's are scaled
+  // The row sums of the accumulator times a tile of shared memory, for a lane's rows, by which the tile's are scaled
   // first.
   template <typename T>
   __device__ float2 with(const T* tile, int pitch, float2 by = {1, 1}) const {
@@ -68,7 +68,7 @@ struct Sums {
   }
 };
 
-// Adds what the four lanes of a row have, and has one of them write it: the first rows of a warp's 16, and the eight after them.
+// Adds the sums of the four lanes of a row, and one of them writes it: the first rows of a warp's 16, and the eight after them.
 __device__ inline void write_row_sums(float* to, float2 sums) {
   const int lane = threadIdx.x % 32;
 #pragma unroll

@@ -1,4 +1,4 @@
-// Tiles of chunks of tokens in shared memory, as operands of products.
+// Tiles of chunks of tokens in shared memory, as MMA operands.
 #pragma once
 
 #include "device/mma.cuh"
@@ -17,15 +17,15 @@ constexpr int kThin = kScanColumns + kPad;  // of the values in a scan
 constexpr int kStateRows = kChunkKeys / 4;  // of a head's state, transposed, for each warp of a scan
 constexpr int kStateBlocks = kStateRows / 16;
 
-constexpr float kLeastLogDecay = -29.933606f;  // of one token, of 1e-13: what is left after it is beyond 16 bits
+constexpr float kLeastLogDecay = -29.933606f;  // of one token, of 1e-13: 16 bits cannot represent more
 
 template <typename T>
 __device__ inline void write_pair(T* to, float a, float b) {
   *reinterpret_cast<unsigned*>(to) = pack(a, b, T{});
 }
 
-// Operand tiles of 16 by 16 elements of 16 bits in shared memory, with `pitch` elements from row to row: as they lie, or
-// transposed. Left operands have four 8 by 8 matrices, down the rows first; right ones have them along the product's sum first.
+// Operand tiles of 16 by 16 elements of 16 bits in shared memory, with `pitch` elements from row to row: as stored, or
+// transposed. Left operands have four 8 by 8 matrices, down the rows first; right ones have them along K first.
 template <typename T>
 __device__ inline uint4 left(const T* tile, int pitch) {
   const int lane = threadIdx.x % 32;
@@ -48,7 +48,7 @@ __device__ inline uint4 right_transposed(const T* tile, int pitch) {
   return load_matrices_transposed(shared_address(tile + lane % 16 * pitch + lane / 16 * 8));
 }
 
-// The product with two tiles of 8 columns.
+// The MMA with two tiles of 8 columns.
 template <typename T>
 __device__ inline void mma(float (&sums)[2][4], const uint4& rows, const uint4& columns, T type) {
   mma(sums[0], rows, columns.x, columns.y, type);
@@ -83,7 +83,7 @@ __device__ inline void load_square(T* to, const T* from, int rows) {
   }
 }
 
-// Four tiles of 8 by 8 as float32, as mma has its sums, from 16 bits that lie transposed.
+// Four tiles of 8 by 8 as float32, in the layout of MMA accumulators, from 16-bit elements that are transposed.
 template <typename T>
 __device__ inline void sums_from(uint4 four, float (&first)[4], float (&second)[4]) {
 #pragma unroll
@@ -103,7 +103,7 @@ __device__ inline uint4 negative(const uint4& x) {
   return make_uint4(x.x ^ kSigns, x.y ^ kSigns, x.z ^ kSigns, x.w ^ kSigns);
 }
 
-// What a warp has of a head's state, as mma has its sums: its transpose, with a row for each element of a key.
+// A warp's part of a head's state, in the layout of MMA accumulators: its transpose, with a row for each element of a key.
 class StateTile {
  public:
   float at[kStateBlocks][2][4];
@@ -179,8 +179,8 @@ class StateTile {
   long long place_;
 };
 
-// What a block of a scan has in shared memory, and where its threads stand in products: four warps share the tokens, or the
-// elements of a key; two of them the values. `Back`: of chunk_scan_back, which has no V'.
+// The shared memory of a block of a scan, and the roles of its threads in MMAs: four warps share the tokens, or the elements of a
+// key; two of them the values. `Back`: of chunk_scan_back, which has no V'.
 template <typename T, bool Back>
 struct ScanBlock {
   const Recurrence& p;
@@ -217,7 +217,7 @@ struct ScanBlock {
   }
 };
 
-// What a block of a scan has of a chunk, 32 columns of the values, to where the chunk's rows are, of which there are so many.
+// A scan block's part of a chunk, 32 columns of the values, and the addresses of the chunk's rows and their number.
 template <typename T>
 __device__ inline void write_columns(
     T* to, long long chunk, const Recurrence& p, int first_value, const T* from, int tile_rows, int rows) {
@@ -232,8 +232,8 @@ __device__ inline void write_columns(
   }
 }
 
-// The decays and betas of a chunk's tokens, of which each lane of a warp has two adjacent ones. What is not there or masked decays
-// by nothing, and has a beta of 0.
+// The decays and betas of a chunk's tokens, two adjacent ones per lane of a warp. Missing and masked tokens have a decay of 1 and
+// a beta of 0.
 struct Gates {
   float logs[2], betas[2];
   float totals[2];  // logarithms of the decay from the chunk's beginning

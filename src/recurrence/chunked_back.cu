@@ -1,13 +1,13 @@
-// Derivatives of linear attention by chunks: what goes through them in their order, there and back.
+// Gradients of linear attention by chunks, the sequential part: the scan over chunks from last to first.
 //
-// With P the scores tril(G[i] / G[j] q[i] k[j]) of chunk_forward.cuh, R the gradient of the state that a chunk leaves and dY that
-// of its results,
+// With P the scores tril(G[i] / G[j] q[i] k[j]) of chunk_forward.cuh, R the gradient of the state after a chunk and dY that of
+// its results,
 //
 //   dU[j] = sum over i of P[i, j] dY[i] + G[end] / G[j] R k[j],
 //   R of the chunk before = G[end] R + sum over i of G[i] dY[i] q[i]^T - dU[i] w[i]^T.
 //
 // `chunk_scan_back` goes from the last chunk to the first as `chunk_scan` goes from the first to the last: a block for 32 columns
-// of a head's values, with R in float32 registers. All else is chunk_gradients.cu, or products of MLX's (backward.py has the
+// of a head's values, with R in float32 registers. The rest is chunk_gradients.cu, or MLX operations (backward.py has the
 // formulas).
 #include "device/types.cuh"
 #include "recurrence/chunk_forward.cuh"
@@ -15,7 +15,7 @@
 
 namespace mlx_cuda {
 
-// Copies of a chunk: what is needed first, and the rest.
+// Loads of a chunk: the first operands, and the rest.
 template <typename T>
 __device__ inline void load_first_back(const ScanBlock<T, true>& m, int chunk) {
   const long long block = m.of * m.from.chunks + chunk;
@@ -133,8 +133,8 @@ __device__ inline void chunk_scan_back(int block_of_all, const Recurrence& p, co
   gradient.store();
 }
 
-// Both scans at once: neither needs what the other finds. The longer one has the first blocks, so that the two of a multiprocessor
-// are one of each.
+// Both scans in one launch: neither needs the other's results. The longer one has the first blocks, so that an SM has one block
+// of each.
 template <typename T, bool Delta>
 __device__ inline void chunk_scans(const Recurrence& p, const Recurrence& back, const Prepared& from, const Kept& to) {
   const int half = gridDim.x / 2;

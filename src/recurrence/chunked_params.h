@@ -1,4 +1,4 @@
-// What the chunked kernels' host and device code share.
+// Constants and parameters that the chunked kernels' host and device code share.
 #pragma once
 
 #include "recurrence/recurrent_params.h"
@@ -12,30 +12,31 @@ inline constexpr int kChunkColumns = 128;  // of the values, that are prepared a
 inline constexpr int kScanColumns = 32;    // of the values, in a block of the scan
 inline constexpr int kPad = 8;             // elements after each row in shared memory, so that rows begin in other banks
 
-// What is known of chunks before the state is: see chunked.cu. By sequence, value head, chunk of this part of the sequence.
+// Tensors of chunks that do not depend on the state: see chunked.cu. By sequence, value head, chunk of this part of the sequence.
 struct Prepared {
   void* w;       // [keys, tokens of a chunk]
   void* v;       // [values, tokens of a chunk], padded to whole blocks
   void* p;       // [tokens of a chunk, tokens of a chunk]
   float* decay;  // [2, tokens of a chunk]: from the chunk's beginning to each token, and from each to its end
-  void* solve;   // M^T [tokens of a chunk, tokens of a chunk], for derivatives of the delta rule; or null
+  void* solve;   // M^T [tokens of a chunk, tokens of a chunk], for gradients of the delta rule; or null
   int first;     // token of the part
   int chunks;
 };
 
-// What derivatives need of all chunks of a sequence, in 16 bits: by sequence, value head, chunk. See chunked_back.cu.
+// Tensors of all chunks of a sequence that are saved for gradients, in 16 bits: by sequence, value head, chunk. See
+// chunked_back.cu.
 struct Kept {
   void* states;            // S^T [key size, value size] as a chunk finds it
   void* changes;           // U [tokens of a chunk, value size]
-  void* gradients;         // R^T [key size, value size], of what a chunk leaves
+  void* gradients;         // R^T [key size, value size], after a chunk
   void* change_gradients;  // dU [tokens of a chunk, value size]
   void* solve;             // of Prepared; null without the delta rule
 };
 
-inline constexpr int kGradientThreads = 512;  // of the kernel for what a chunk has to itself
+inline constexpr int kGradientThreads = 512;  // of the kernel that is parallel over chunks
 inline constexpr int kGradientValues = 128;   // the most that it takes
 
-// What that gives: the gradients of queries and keys of each head of the values, those that share one apart from each other.
+// The results: the gradients of queries and keys for each value head, also of heads that share a query or key head.
 struct Gradients {
   Operand dy;       // the gradients of the results
   void *q, *k;      // [value heads that share one, batch, token, key head, key size]

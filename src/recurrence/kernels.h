@@ -1,7 +1,7 @@
 // Which kernels of linear attention there are: device code instantiates these tables, and the host chooses from them.
 #pragma once
 
-// EACH(name, dtype, whether a token corrects what the state holds for its key): chunked.cu, in whose place PREPARE and SCAN stand;
+// chunked.cu. PREPARE and SCAN(name, dtype, delta rule).
 #define MLX_CUDA_CHUNKED_KERNELS(PREPARE, SCAN)          \
   PREPARE(chunk_prepare_delta_float16, float16, true)    \
   SCAN(chunk_scan_delta_float16, float16, true)          \
@@ -11,7 +11,7 @@
   SCAN(chunk_scan_plain_float16, float16, false)         \
   PREPARE(chunk_prepare_plain_bfloat16, bfloat16, false) \
   SCAN(chunk_scan_plain_bfloat16, bfloat16, false)
-// chunked_back.cu;
+// chunked_back.cu, as these.
 #define MLX_CUDA_CHUNKED_BACK_KERNELS(EACH)        \
   EACH(chunk_scans_delta_float16, float16, true)   \
   EACH(chunk_scans_delta_bfloat16, bfloat16, true) \

@@ -32,7 +32,7 @@ using Delta = KernelRow<std::string_view, bool>;
 constexpr auto kPrepare = std::to_array<Delta>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kScan = std::to_array<Delta>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
 
-constexpr std::int64_t kWorkspace = 64 << 20;  // bytes, for the parts of long sequences that go through it in turn
+constexpr std::int64_t kWorkspace = 64 << 20;  // bytes, for the parts of long sequences that take turns
 
 class Recurrent final : public Stateful<Parts> {
  public:

@@ -9,8 +9,7 @@ namespace mlx_cuda {
 
 struct Way {
   bool delta;    // S = g S, then S += beta (v - S k) k^T; without, S += beta v k^T; and y = S q
-  bool chunked;  // by chunks of tokens on tensor cores: 16 bits, one decay for each head, Dk up to 128, Dv a multiple of 8,
-                 // no packed sequences
+  bool chunked;  // by chunks of tokens on tensor cores: 16 bits, one decay per head, Dk up to 128, Dv a multiple of 8, not varlen
   bool operator==(const Way&) const = default;
 };
 
@@ -28,15 +27,15 @@ struct LinearAttention {
 // 32 bits.
 std::pair<mx::array, mx::array> linear_attention(const LinearAttention& in, Way way, const mx::Stream& stream);
 
-// What goes through the chunks of a sequence in their order, there and back, for calls that `chunked` takes: the states, changes,
+// The scans over the chunks of a sequence, forward and backward, for calls that `chunked` supports: the states, changes,
 // gradients and change_gradients of Kept (chunked_params.h) in the dtype of the values, the gradient of the first state, and with
-// the delta rule also Kept's solve. `dy` are the gradients of y, in its dtype, and `last` those of the last state in float32. None
-// where there are no kernels.
+// the delta rule also Kept's solve. `dy` is the gradient of y, in its dtype, and `last` that of the last state in float32. None
+// if there are no kernels.
 std::optional<Arrays> linear_attention_scan(
     const LinearAttention& in, const mx::array& dy, const mx::array& last, bool delta, const mx::Stream& stream);
 
-// The gradients of q, k, v, and in float32 of g and beta, by what that gives: values of up to 128 elements, on a GPU with so much
-// shared memory. None where no kernel takes the call.
+// The gradients of q, k, v, and in float32 of g and beta, from these results: values of up to 128 elements, on a GPU with enough
+// shared memory. None if no kernel supports the call.
 std::optional<Arrays> linear_attention_gradients(
     const LinearAttention& in, const mx::array& dy, const Arrays& scan, const mx::Stream& stream);
 

@@ -1,4 +1,4 @@
-// Derivatives of linear attention by chunks: the host's side of chunked_back.cu and chunk_gradients.cu.
+// Gradients of linear attention by chunks: the host code of chunked_back.cu and chunk_gradients.cu.
 #include "recurrence/calls.h"
 #include "recurrence/chunked_params.h"
 #include "recurrence/kernels.h"
@@ -31,7 +31,7 @@ constexpr auto kGradients = std::to_array<Row>({MLX_CUDA_CHUNK_GRADIENT_KERNELS(
 constexpr auto kSums =
     std::to_array<KernelRow<std::string_view>>({MLX_CUDA_CHUNK_GRADIENT_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
 
-// Both are derivatives, whose own are those of a composition in Python.
+// Both are gradients; their own gradients are those of a composition in Python.
 template <typename Own>
 class Derivative : public Stateful<Parts> {
  public:
@@ -137,7 +137,7 @@ class ScanBack final : public Derivative<ScanBack> {
   }
 };
 
-// Inputs: those of the call but for its state, the gradients of y, then what ScanBack gives but for its last gradient.
+// Inputs: those of the call except its state, the gradients of y, then the outputs of ScanBack except its last gradient.
 class ChunkGradients final : public Derivative<ChunkGradients> {
  public:
   using Derivative::Derivative;

@@ -1,7 +1,7 @@
 // Linear attention with decay, token by token, in float32: S = g S, S += beta (v - S k) k^T with the delta rule ("Gated Delta
 // Networks", arXiv:2412.06464), S += beta v k^T without it (Mamba-2, arXiv:2405.21060), and y = S q. S has a row for each element
-// of v and stays in registers: 8 lanes share two rows, a block has 32 rows of one head. What a token adds to y is delta (k q), so
-// that both products with S are of the S that the token finds, and are summed across the lanes at once.
+// of v and stays in registers: 8 lanes share two rows, a block has 32 rows of one head. A token adds delta (k q) to y, so that S
+// k and S q both use the S before the token, and are reduced across the lanes at once.
 #include "device/reduce.cuh"
 #include "recurrence/kernels.h"
 #include "recurrence/rows.cuh"
@@ -67,7 +67,7 @@ class Stage {
     }
   }
 
-  // A token that is masked leaves the state as it is, and gives zeros.
+  // A masked token leaves the state unchanged, and gives zeros.
   __device__ void put(Staged<Keys, Channels>& to, const Recurrence& p) const {
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;

@@ -1,5 +1,5 @@
-// Linear attention of one token, or a few (recurrent.cu says what it is): the memory's speed counts, so that nothing is shared and
-// nobody waits. Eight lanes have one row of the state.
+// Linear attention of one token, or a few (recurrent.cu has the formulas): limited by memory bandwidth, so threads share nothing
+// and do not wait for each other. Eight lanes have one row of the state.
 #include "recurrence/kernels.h"
 #include "recurrence/rows.cuh"
 

@@ -1,4 +1,4 @@
-// What the recurrent kernel's host and device code share.
+// Constants and parameters that the recurrent kernel's host and device code share.
 #pragma once
 
 namespace mlx_cuda {
@@ -24,15 +24,15 @@ struct Operand {
 struct Recurrence {
   Operand q, k, v, g, beta;
   const bool* mask;                  // [batch, token], or null
-  const int* offsets;                // of packed sequences, or null: then each entry of the batch is one
+  const int* offsets;                // of packed sequences (varlen), or null
   const float* state_in;             // [sequence, value head, value size, key size], or null: zeros
   void* out;                         // [batch, token, value head, value size], stored as v
-  float* state_out;                  // as state_in, perhaps in its place
+  float* state_out;                  // as state_in; may be the same memory
   long long mask_batch, mask_token;  // distances
   int length;                        // tokens of a sequence, or of all packed ones
   int key_heads, value_heads;
   int key_size, value_size;
-  bool delta;  // whether a token corrects what the state holds for its key
+  bool delta;  // delta rule
 };
 
 // Bytes of shared memory for keys padded to so many elements.

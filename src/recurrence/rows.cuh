@@ -1,4 +1,4 @@
-// Operands of linear attention as they are stored, and what a token does to rows of the state.
+// Stored operands of linear attention, and the update of the state's rows by a token.
 #pragma once
 
 #include "device/reduce.cuh"
@@ -7,7 +7,7 @@
 
 namespace mlx_cuda {
 
-// An element as it is stored, and what it is. Between the two others can be loaded: nothing waits for memory in a branch.
+// An element as stored, and its value. Other loads can be issued between the two: no branch waits for memory.
 __device__ inline unsigned load(const void* data, long long at, Stored type) {
   return type == Stored::float32 ? static_cast<const unsigned*>(data)[at] : static_cast<const unsigned short*>(data)[at];
 }
@@ -29,7 +29,7 @@ __device__ inline void store(void* data, long long at, float value, Stored type)
   }
 }
 
-// Four adjacent elements as they are stored, on as many bytes as they take.
+// Four adjacent elements as stored, aligned to their size.
 __device__ inline uint4 load4(const void* data, long long at, Stored type) {
   if (type == Stored::float32) {
     return *reinterpret_cast<const uint4*>(static_cast<const float*>(data) + at);
@@ -67,7 +67,7 @@ __device__ inline float4 all(float x) {
   return make_float4(x, x, x, x);
 }
 
-// What a block is there for: rows of the state of one head and sequence, and its tokens.
+// The work of a block: rows of the state of one head and sequence, and its tokens.
 struct Work {
   int head, key_head, sequence, batch, begin, end;
   int first_row = 0;
@@ -94,7 +94,7 @@ struct Work {
   }
 };
 
-// Elements of some rows of the state, four at a time, the lanes that share them in turns.
+// Elements of some rows of the state, four at a time; the lanes that share them take turns.
 template <int Count, int Keys>
 struct Rows {
   static constexpr int kSteps = Keys / kRecurrentKeys;
@@ -174,8 +174,8 @@ struct Rows {
   }
 };
 
-// Tokens [begin, end) one after the other, eight lanes for a row of the state: recurrent.cu says what they do to it. A token that
-// is masked leaves the state as it is, and gives zeros.
+// Tokens [begin, end) in order, eight lanes for a row of the state: recurrent.cu has the formulas. A masked token leaves the
+// state unchanged, and gives zeros.
 template <int Keys, bool Channels>
 __device__ inline void advance_tokens(const Recurrence& p, const Work& work, Rows<1, Keys>& state, int row, int begin, int end) {
   constexpr int kSteps = Keys / kRecurrentKeys;

@@ -1,4 +1,4 @@
-// The short causal convolution before linear attention: each channel's own, with silu, and what it keeps of the rows.
+// The short causal depthwise convolution before linear attention, with silu, and the rows that it keeps.
 #include "device/mma.cuh"
 #include "device/ptx.cuh"
 #include "device/types.cuh"
@@ -8,12 +8,12 @@
 
 namespace mlx_cuda {
 
-// Neighbouring channels of a row, two in a word, in one access.
+// Adjacent channels of a row, two in a word, in one access.
 template <typename T, int N>
 struct Channels {
   unsigned pairs[N / 2];
 
-  // Nothing of it lies in L1, as kernels that this one waited for may have written it.
+  // Bypasses L1, as kernels that this one waited for may have written the data.
   __device__ static Channels load(const T* from) {
     Channels result;
     if constexpr (N == 8) {

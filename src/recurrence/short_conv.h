@@ -1,4 +1,4 @@
-// The short causal convolution that models have before linear attention, with what it keeps for the next tokens.
+// The short causal depthwise convolution before linear attention, and the rows that it keeps for the next tokens.
 #pragma once
 
 #include "runtime/fused.h"
@@ -20,8 +20,7 @@ struct ShortConv {
 // The result, [batch, tokens, channels], and the last rows: the next state.
 std::pair<mx::array, mx::array> short_conv(const ShortConv& in, bool silu, const mx::Stream& stream);
 
-// Adds the kernel that does. Both results are allocated. Where weight and bias are `constant`, nobody's results, it uses
-// PDL.
+// Adds the kernel's node. Both results are allocated. If weight and bias are `constant`, never a kernel's result, it uses PDL.
 void encode_short_conv(
     ShortConv in, bool silu, bool constant, mx::array& out, mx::array& next, CommandEncoder& encoder, const mx::Stream& stream);
 

@@ -22,7 +22,7 @@ struct ShortConvParams {
   int taps;
   int length;
   bool silu;
-  bool constant;  // weight and bias are nobody's result
+  bool constant;  // weight and bias are never a kernel's result
 };
 
 }  // namespace mlx_cuda

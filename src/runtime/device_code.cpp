@@ -16,7 +16,7 @@ namespace mlx_cuda {
 
 namespace {
 
-// The fatbins by source. A string's heap memory lies on 16 bytes, as the driver wants a fatbin to.
+// The fatbins by source. A string's heap memory is aligned to 16 bytes, as the driver needs it.
 std::map<std::string, std::string, std::less<>>& device_code() {
   static auto& fatbins = *new std::map<std::string, std::string, std::less<>>;  // never destroyed: a thread may outlive main
   return fatbins;
@@ -32,7 +32,7 @@ std::map<std::string, std::string, std::less<>>& device_code() {
 
 int named_capability() {
   static const char* named = std::getenv("MLX_CUDA_CAPABILITY");
-  static const int capability = named ? std::atoi(named) : 0;  // Python refuses what is no number (_loader/native.py)
+  static const int capability = named ? std::atoi(named) : 0;  // Python refuses anything but numbers (_loader/native.py)
   return capability;
 }
 
@@ -70,7 +70,7 @@ void add_device_code(const std::string& source, std::string_view fatbin) {
 }
 
 int device_attribute(CUdevice_attribute attribute) {
-  // Asked several times for each call of an operation, and always the same: kept, with a mark that it is there.
+  // Queried several times per call, and constant: cached, with a flag.
   constexpr int devices = 64;
   constexpr int attributes = 256;
   constexpr std::int64_t known = std::int64_t{1} << 32;
@@ -175,7 +175,7 @@ CUfunction KernelModule::function(std::string_view name) {
   const std::string terminated(name);
   CUkernel kernel = nullptr;
   CUfunction function = nullptr;
-  // The code for a GPU is chosen when a kernel is first asked for, not when the library is loaded.
+  // The code for a GPU is chosen when a kernel is first used, not when the library is loaded.
   const CUresult found = cuLibraryGetKernel(&kernel, library, terminated.c_str());
   if (found == CUDA_ERROR_NOT_FOUND || found == CUDA_ERROR_NO_BINARY_FOR_GPU) {
     lacks_code(terminated);

@@ -1,4 +1,4 @@
-// The project's own kernels: the fatbins that lie beside the native module (ci/device), each loaded into the driver on first use.
+// The project's own kernels: the fatbins next to the native module (ci/device), each loaded into the driver on first use.
 #pragma once
 
 #include <cuda.h>
@@ -10,7 +10,7 @@
 
 namespace mlx_cuda {
 
-// What the driver says of the current device.
+// Attributes of the current device.
 int device_attribute(CUdevice_attribute attribute);
 
 // Of the current device, such as 90, or the older one that MLX_CUDA_CAPABILITY names (docs/results/platforms.md).

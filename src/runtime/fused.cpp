@@ -14,7 +14,7 @@ namespace {
 
 using Function = std::function<Arrays(const Arrays&)>;
 
-// A function of the inputs `argnums` only, and these: the others are constants to it, which may have no derivatives.
+// A function of only the inputs `argnums`, and these: the others are constants, which may not be differentiable.
 std::pair<Function, Arrays> of_some(const Function& compose, const Arrays& primals, const std::vector<int>& argnums) {
   Arrays points;
   for (const int argnum : argnums) {
@@ -30,7 +30,7 @@ std::pair<Function, Arrays> of_some(const Function& compose, const Arrays& prima
   return {function, points};
 }
 
-// What has been encoded may write to them.
+// Encoded work may write to them.
 void hold_until_run(const Arrays& outputs, CommandEncoder& encoder) {
   for (const mx::array& out : outputs) {
     if (out.data_shared_ptr()) {
@@ -39,8 +39,8 @@ void hold_until_run(const Arrays& outputs, CommandEncoder& encoder) {
   }
 }
 
-// Adds to the encoder what gives an array from those that are there, for the primitive's own stream, as MLX's evaluation does: what
-// is read is held until it has run, but for what its reader has taken over.
+// Encodes the computation of an array from evaluated ones, on the primitive's own stream, as MLX's evaluation does: inputs are
+// kept until it has run, except those that were donated.
 void encode_graph(mx::array& of, CommandEncoder& encoder) {
   if (!of.has_primitive() || of.status() != mx::array::Status::unscheduled) {
     return;
@@ -68,7 +68,7 @@ void run_to_end(const Arrays& outputs, CommandEncoder& encoder, const mx::Stream
     hold_until_run(outputs, encoder);
     mx::synchronize(stream);
   } catch (const std::exception&) {
-    return;  // the first error is the one to be told
+    return;  // only the first error is reported
   }
 }
 

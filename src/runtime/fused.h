@@ -1,4 +1,4 @@
-// The base of the fused primitives: derivatives and vectorisation through a composition of MLX operations.
+// The base of the fused primitives: gradients and vmap through a composition of MLX operations.
 #pragma once
 
 #include "runtime/arrays.h"
@@ -15,10 +15,10 @@ namespace mlx_cuda {
 
 class Unavailable;
 
-// Has this be called with the reason whenever a primitive has been composed, because what should compute it is not available.
+// Registers a callback that gets the reason whenever a primitive falls back to MLX operations because its engine is unavailable.
 void on_unavailable(std::function<void(const Unavailable&)> handle);
 
-// Whether the kernels that `ask` asks for are there, for primitives that nothing is composed for; the reason is told as above.
+// Whether the kernels that `ask` requires are available, for primitives without a fallback; the callback gets the reason.
 bool are_available(const std::function<void()>& ask);
 
 class Fused : public mx::Primitive {
@@ -33,11 +33,11 @@ class Fused : public mx::Primitive {
   std::pair<Arrays, std::vector<int>> vmap(const Arrays& inputs, const std::vector<int>& axes) override;
 
  protected:
-  // The same results, as many as the primitive has, from MLX operations: what derivatives and vmap are of.
+  // The same results, as many as the primitive has, from MLX operations: the definition of gradients and vmap.
   virtual Arrays compose(const Arrays& inputs) const = 0;
 
-  // Whether that can take the primitive's place. It cannot where it raises, has the right derivatives but not the right values, or
-  // is the same primitive again.
+  // Whether that can replace the primitive. It cannot if it raises, has the right gradients but not the right values, or is the
+  // same primitive again.
   virtual bool is_composable() const {
     return true;
   }
@@ -82,7 +82,7 @@ mx::array result_of(Arrays inputs, mx::Dtype dtype, const mx::Stream& stream, co
   return {std::move(shape), dtype, std::move(primitive), std::move(inputs)};
 }
 
-// What vmap wants of an operation with one result, from one entry of the batch after another.
+// vmap of an operation with one result, from one entry of the batch after another.
 std::pair<Arrays, std::vector<int>> vmap_in_turn(
     const Arrays& inputs,
     const std::vector<int>& axes,

@@ -23,7 +23,7 @@ struct KernelRow {
   std::tuple<Made...> made;
 };
 
-// A row of a table whose columns are values as they stand; and none, of kernels that another table is for.
+// A row of a table whose columns are plain values; and no row, for kernels of another table.
 #define MLX_CUDA_KERNEL_ROW(name, dtype, ...) {#name, {#dtype __VA_OPT__(, ) __VA_ARGS__}},
 #define MLX_CUDA_NO_ROW(...)
 
@@ -43,7 +43,7 @@ const char* kernel_for(const std::array<KernelRow<Made...>, N>& table, const std
       }
     };
     (say(made), ...);
-    throw Unavailable(std::string("[mlx_cuda] There is no kernel such as ") + table[0].name + " for" + call.str() + ".");
+    throw Unavailable(std::string("[mlx_cuda] There is no kernel such as ") + table[0].name + " for the values" + call.str() + ".");
   }
   return found->name;
 }

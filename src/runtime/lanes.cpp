@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::size_t kLanes = 4;
 
-// The nodes of a lane name one array as their output, which nothing writes: that orders them. The arrays are never destroyed,
-// because MLX's allocator may be gone by then.
+// The nodes of a virtual stream name one array as their output, which nothing writes: that orders them. The arrays are never
+// destroyed, because MLX's allocator may be gone by then.
 const auto& lanes() {
   static const auto* const all = new std::array<mx::array, kLanes>{mx::array(0), mx::array(0), mx::array(0), mx::array(0)};
   return *all;

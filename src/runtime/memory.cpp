@@ -26,8 +26,8 @@ mx::array empty_array(mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, nullptr, {});
 }
 
-// Frees memory from the driver's pool, or what MLX has put in its place when the host read it. MLX keeps an array until the work
-// that uses it has run, and may drop it from a thread that has no context.
+// Frees memory of the driver's pool, or the memory to which MLX moved it when the host read it. MLX keeps an array until the work
+// that uses it has run, and may drop it from a thread without a context.
 void free_pool_buffer(mx::allocator::Buffer buffer, CUcontext context) {
   const std::unique_ptr<mx::cu::CudaBuffer> memory(static_cast<mx::cu::CudaBuffer*>(buffer.ptr()));
   const auto address = reinterpret_cast<CUdeviceptr>(memory->data);
@@ -58,7 +58,7 @@ void allocate_from_pool(mx::array& out, const mx::Stream& stream) {
   }));
 }
 
-// Whether MLX's allocator can be had (mlx_internals.h), tried once: the array is owned by MLX and lies in device memory.
+// Whether MLX's allocator can be used (mlx_internals.h), tried once: the array is owned by MLX and is in device memory.
 bool mlx_allocates(const mx::Stream& stream) {
   if (const char* route = std::getenv("MLX_CUDA_ALLOCATION"); route && std::string_view(route) == "pool") {
     return false;
@@ -76,7 +76,7 @@ bool mlx_allocates(const mx::Stream& stream) {
   } catch (const std::exception& error) {
     const std::string_view text = error.what();
     if (text.find("out of memory") != text.npos || text.find("Unable to allocate") != text.npos) {
-      throw;  // nothing is learnt from a GPU that is full at the moment
+      throw;  // out of memory at the moment says nothing about later
     }
     return false;
   }
@@ -129,7 +129,7 @@ mx::array temporary_in_turn(mx::Shape shape, mx::Dtype dtype, CommandEncoder& en
   if (own_temporaries > 0) {
     return temporary(std::move(shape), dtype, encoder, stream);
   }
-  // Work that is under way holds the memory; nobody else does.
+  // Only work that has not finished holds the memory.
   static thread_local std::unordered_map<int, std::array<std::weak_ptr<mx::array>, 2>> all;
   auto& [older, newer] = all[stream.index];
   mx::array out = empty_array(std::move(shape), dtype);
@@ -176,7 +176,7 @@ mx::array contiguous_copy(const mx::array& in, CommandEncoder& encoder, const mx
   static KernelModule kernels("copy");
 #define MLX_CUDA_COPY_ROW(name, type, bytes) {#name, {bytes}},
   static constexpr auto table = std::to_array<KernelRow<std::size_t>>({MLX_CUDA_COPY_KERNELS(MLX_CUDA_COPY_ROW)});
-  const bool small = in.nbytes() < 16;  // with more room MLX's allocator puts it on 16 bytes
+  const bool small = in.nbytes() < 16;  // larger arrays are aligned to 16 bytes by MLX's allocator
   mx::array out =
       small ? view(temporary({16}, in.dtype(), encoder, stream), in.shape()) : temporary(in.shape(), in.dtype(), encoder, stream);
   Layout layout{};
@@ -234,7 +234,7 @@ std::optional<std::int64_t> row_distance(const mx::array& in) {
     return std::nullopt;
   }
   std::optional<std::int64_t> distance;
-  std::int64_t outer = 0;  // what the stride of the next outer dimension has to be
+  std::int64_t outer = 0;  // the expected stride of the next outer dimension
   for (int axis = static_cast<int>(in.ndim()) - 2; axis >= 0; --axis) {
     if (in.shape(axis) == 1) {
       continue;

@@ -21,8 +21,8 @@ void allocate(mx::array& out, const mx::Strides& strides, const mx::Stream& stre
 // An array that lives until the work encoded so far and next has run.
 mx::array temporary(mx::Shape shape, mx::Dtype dtype, CommandEncoder& encoder, const mx::Stream& stream);
 
-// The same, in memory that calls use in turns, two pieces of it on each stream of a thread: so that what the host encodes ahead of
-// the device does not pile up. Whoever reads it names it as written as well, so that the next to write comes after.
+// The same, in memory that calls use in turns, two buffers on each stream of a thread: so that memory does not pile up when the
+// host encodes ahead of the device. Readers name it as an output too, so that the next writer is ordered after them.
 mx::array temporary_in_turn(mx::Shape shape, mx::Dtype dtype, CommandEncoder& encoder, const mx::Stream& stream);
 
 // While there is one, this thread's temporaries are each its own: a captured graph may run on another stream.
@@ -44,8 +44,8 @@ mx::array view(const mx::array& in, mx::Shape shape);  // row-contiguous, as `in
 // Whether `contiguous_copy` takes this array: elements of 8, 16 or 32 bits and not too many dimensions.
 bool can_copy(const mx::array& in);
 
-// Whether an array lies on 16 bytes, by its address: MLX's allocator puts up to 8 bytes on 8 only. What has not been computed yet
-// is expected to.
+// Whether an array's address is aligned to 16 bytes: MLX's allocator aligns up to 8 bytes to only 8. Arrays that are not
+// evaluated are expected to be.
 bool on_16_bytes(const mx::array& in);
 
 // A row-contiguous copy on 16 bytes, which is kept alive until the stream has read it. It adds a node, so it comes before the

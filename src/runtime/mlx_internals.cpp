@@ -12,7 +12,7 @@ namespace mlx_cuda {
 
 namespace {
 
-// An explicit instantiation may name private members. There is one of each in a program, so it stands in no header.
+// An explicit instantiation may name private members. There is one of each in a program, so it cannot be in a header.
 template <typename Name, auto Member>
 struct Open {
   friend constexpr auto member(Name) {
@@ -92,7 +92,7 @@ void allocate_by_mlx(mx::array& out, const mx::Stream& stream) {
     primitive->eval_gpu(inputs, outputs);
     return;
   }
-  Arrays outputs{mx::array(out.shape(), out.dtype(), primitive, {})};  // which is asked for its stream
+  Arrays outputs{mx::array(out.shape(), out.dtype(), primitive, {})};  // for its stream
   primitive->eval_gpu(inputs, outputs);
   out.copy_shared_buffer(outputs[0]);
 }
@@ -128,13 +128,13 @@ EncodedGraph take_graph(CommandEncoder& encoder) {
     taken.graph.reset(std::exchange(graph, nothing));
     taken.from = std::exchange(encoder.*member(FromNodes{}), {});
     taken.to = std::exchange(encoder.*member(ToNodes{}), {});
-    encoder.*member(IsUpdatable{}) = false;  // or MLX would keep the executable graph of nothing as that of these nodes
+    encoder.*member(IsUpdatable{}) = false;  // otherwise MLX would cache an empty executable graph for these nodes
   }
   taken.temporaries = std::exchange(encoder.*member(Temporaries{}), {});
   try {
-    encoder.commit();  // of nothing, by which MLX forgets the nodes itself
+    encoder.commit();  // an empty one, by which MLX drops the nodes itself
   } catch (const std::exception&) {
-    // It has forgotten them all the same, and nothing is lost.
+    // The nodes are dropped all the same, and nothing is lost.
   }
   return taken;
 }

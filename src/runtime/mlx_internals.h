@@ -1,7 +1,6 @@
-// What we rest on in MLX that its interface does not promise: private members of its classes, and behavior that is documented
-// nowhere. All of it is here, for the one version of MLX that a build is made for and the package asks for; whoever moves to
-// another version reads this file and mlx_internals.cpp against its sources. decoding/capture/self_test.h tries most of it before
-// the first capture.
+// Everything that mlx-cuda uses of MLX beyond its public interface: private members of its classes, and undocumented behavior. It
+// holds for the one version of MLX that a build is made for and that the package requires; to move to another version, compare
+// this file and mlx_internals.cpp with its sources. decoding/capture/self_test.h tests most of it before the first capture.
 #pragma once
 
 #include "runtime/arrays.h"
@@ -24,14 +23,14 @@ namespace mlx_cuda {
 // How many arrays are the same one: holders of array::array_desc_.
 long uses(const mx::array& in);
 
-// What is there as long as somebody has this array.
+// An object that lives as long as this array's memory is referenced.
 std::weak_ptr<const void> lifetime_of(const mx::array& of);
 
-// What lets go of memory that is not MLX's own: array::Data::deleter_.
+// The deleter of memory that is not MLX's own: array::Data::deleter_.
 const mx::allocator::Deleter& deleter_of(const mx::array& in);
 
-// What stands for an array's memory; null where it has none. Where the host reads an array, MLX copies its memory to managed memory
-// (pinned memory, where the system has none), frees the old one, and puts the new address and device -1 into the same CudaBuffer.
+// The identity of an array's memory; null if it has none. When the host reads an array, MLX copies its memory to managed memory
+// (pinned memory, if the system has none), frees the old one, and puts the new address and device -1 into the same CudaBuffer.
 const mx::cu::CudaBuffer* buffer_of(const mx::array& in);
 
 // Whether the host can read that memory, and how it is freed is another way for that.
@@ -39,9 +38,9 @@ inline bool is_of_the_host(const mx::cu::CudaBuffer& buffer) {
   return buffer.device < 0;
 }
 
-// Gives `out` memory of MLX's caching allocator, ordered on the stream. MLX does not export that allocator, but every primitive can
-// be called through its vtable, and an elementwise one on no elements allocates its output and stops, without a node in the graph;
-// all of the output, where its input is not contiguous. Whether it does is asked once (runtime/memory.cpp).
+// Allocates `out` by MLX's caching allocator, ordered on the stream. MLX does not export that allocator, but every primitive can
+// be called through its vtable, and an elementwise one on no elements allocates its output and stops, without a node in the
+// graph; all of the output, if its input is not contiguous. Whether it does is tested once (runtime/memory.cpp).
 void allocate_by_mlx(mx::array& out, const mx::Stream& stream);
 
 // ---------------------------------------------------------------- evaluation
@@ -49,13 +48,13 @@ void allocate_by_mlx(mx::array& out, const mx::Stream& stream);
 // The stream that a primitive is encoded on: Primitive::stream_.
 mx::Stream& stream_of(mx::Primitive& primitive);
 
-// Encodes an array's primitive, whose inputs are there, on another stream than its own. The outputs are not marked as evaluated,
-// and nothing is kept until it has run. An input may be donated to an output only where nobody else holds it or its memory: what is
-// held elsewhere, or named as a temporary of the encoder, stays what it is.
+// Encodes an array's primitive, with evaluated inputs, on another stream than its own. The outputs are not marked as evaluated,
+// and nothing is kept until it has run. An input can be donated to an output only if it and its memory have no other references:
+// arrays that are referenced elsewhere, or that are temporaries of the encoder, stay valid.
 void encode_on(const mx::array& array, const mx::Stream& stream);
 
-// Puts another array in the place of a primitive's input, once that is encoded. MLX's gpu::eval reads the inputs again after
-// eval_gpu, to keep their memory until the work has run, and has no other use for them.
+// Replaces a primitive's input after it has been encoded. MLX's gpu::eval reads the inputs again after eval_gpu, to keep their
+// memory until the work has run, and has no other use for them.
 void replace_input(const mx::array& in, mx::array by);
 
 // ---------------------------------------------------------------- the graph that an encoder is building
@@ -66,21 +65,20 @@ struct DestroyGraph {
   }
 };
 
-// What an encoder was given since its last commit.
+// The nodes of an encoder since its last commit.
 struct EncodedGraph {
   std::unique_ptr<std::remove_pointer_t<CUgraph>, DestroyGraph> graph{};  // null without nodes, as with MLX_USE_CUDA_GRAPHS=0
   std::size_t nodes = 0;
   std::vector<CUgraphNode> from{}, to{};  // its edges, which are not in the graph: MLX adds them as it commits
-  std::vector<std::shared_ptr<mx::array::Data>> temporaries{};  // what the nodes use besides the arrays of MLX's graph
+  std::vector<std::shared_ptr<mx::array::Data>> temporaries{};  // memory of the nodes besides the arrays of MLX's graph
 };
 
 // Takes that from the encoder, which is as after a commit then: MLX neither runs the nodes nor keeps an executable graph of them.
 // Of CommandEncoder: graph_, from_nodes_, to_nodes_, temporaries_ and is_graph_updatable_.
 EncodedGraph take_graph(CommandEncoder& encoder);
 
-// Tells whether an encoder has committed while there is this. No eval_gpu of MLX's does, only the evaluation around it; one that
-// did would run the nodes before it, and leave the rest for a capture. Each commit, even of nothing, hands over what is in
-// temporaries_.
+// Detects commits of an encoder during its lifetime. No eval_gpu of MLX's commits, only the evaluation around it; one that did
+// would run the nodes before it, and leave the rest for a capture. Each commit, even an empty one, moves temporaries_.
 class CommitWatch {
  public:
   explicit CommitWatch(CommandEncoder& encoder);

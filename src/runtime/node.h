@@ -10,8 +10,8 @@
 
 namespace mlx_cuda {
 
-// Names the arrays that the next node reads and writes, and gives their addresses; then adds the node. Whatever allocates comes
-// before, because it may add a node of its own.
+// Names the arrays that the next node reads and writes, and returns their addresses; then adds the node. Allocations come before,
+// because they may add a node of their own.
 class KernelNode {
  public:
   explicit KernelNode(CommandEncoder& encoder) : encoder_(encoder) {}
@@ -33,7 +33,7 @@ class KernelNode {
     return mx::gpu_ptr<T>(out);
   }
 
-  // The arguments have the kernel's types, to the letter. They are only copied.
+  // The arguments have exactly the kernel's types. They are only copied.
   template <typename... Arguments>
   void launch(CUfunction kernel, dim3 grid, unsigned threads, unsigned shared_bytes, const Arguments&... arguments) {
     encoder_.add_kernel_node_ex(kernel, grid, dim3(threads), dim3(), shared_bytes, const_cast<Arguments&>(arguments)...);

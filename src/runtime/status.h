@@ -15,7 +15,7 @@ namespace mlx_cuda {
 
 class Unavailable : public std::runtime_error {
  public:
-  // `remembered`: whoever is asked whether it takes such a call says no from now on.
+  // `remembered`: from now on, queries whether such a call is supported return no.
   explicit Unavailable(const std::string& reason, bool remembered = false) : std::runtime_error(reason), remembered(remembered) {}
 
   const bool remembered;

@@ -75,7 +75,7 @@ CUtensorMap tensor_map(const mx::array& in, int rows) {
 }
 
 bool copyable_mask(const mx::array& mask) {
-  // What is broadcast has a stride of 0 and is not moved along.
+  // A broadcast dimension has a stride of 0 and no coordinate.
   auto fits = [&](int axis) { return mask.strides(axis) >= 0 && stride_bytes(mask, axis) % kUnit == 0; };
   return mask.strides(3) == 1 && fits(0) && fits(1) && fits(2) && on_16_bytes(mask);
 }

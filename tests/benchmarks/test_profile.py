@@ -30,8 +30,8 @@ def test_how_long_at_least_one_lasts(spans: list[tuple[float, float]], time: flo
 
 @pytest.mark.parametrize(("name", "expected", "part"), [
     ("void mlx::core::cu::rms_norm<float, 4>(float*)", "rms_norm", "norms"),
-    ("void mlx::core::cu::(anonymous namespace)::gemv_single<__nv_bfloat16, 8>(int)", "gemv_single", "products"),
-    ("row_product_experts_bfloat16_4_64", "row_product_experts_bfloat16_4_64", "products"),
+    ("void mlx::core::cu::(anonymous namespace)::gemv_single<__nv_bfloat16, 8>(int)", "gemv_single", "matmul"),
+    ("row_product_experts_bfloat16_4_64", "row_product_experts_bfloat16_4_64", "matmul"),
     ("SigmoidMultiplyMultiply_contiguous", "SigmoidMultiplyMultiply_contiguous", REST),
     ("token_128_bfloat16", "token_128_bfloat16", "attention"),
 ])  # fmt: skip
@@ -44,7 +44,7 @@ def test_a_trace() -> None:
     found = of_trace(EVENTS, 2)
     kernels = {"copy": (0.5, 0.5), "gemv_single": (0.5, 2.0), "row_product_bfloat16_4_64": (1.0, 4.0)}
     assert found == {"steps": 2, "busy us": 5.5, "kernels": kernels}
-    assert by_part(found)["products"] == (1.5, 6.0)
+    assert by_part(found)["matmul"] == (1.5, 6.0)
 
 
 def test_the_profiler_sees_the_steps_but_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,5 +78,5 @@ def test_a_table_of_what_was_profiled() -> None:
     one["profile"] = {side: of_trace(EVENTS, 1) for side in ("upstream", "patched")}
     header, _, *rows = profile_table({**results, "cases": [one, *results["cases"][1:]]}).splitlines()
     assert header.count("MLX") == header.count("patched") >= 1
-    assert any(row.startswith("| products | 3, 12 us |") for row in rows)
+    assert any(row.startswith("| matmul | 3, 12 us |") for row in rows)
     assert not any(row.startswith("| router") for row in rows) or header.count("MLX") > 1

@@ -13,8 +13,8 @@ LONGEST, MOST_POSITIONS = 80, 6
 OF_OTHERS = {  # whose parameters are those of MLX's, or mlx-lm's
     "python/mlx_cuda/_check/engines.py": {"_gated_delta", "_quantized", "_ssm"},
     "python/mlx_cuda/_check/reference.py": {"gather_qmm", "quantized_matmul"},
-    "python/mlx_cuda/_invariant/products.py": {"gather_qmm", "quantized_matmul"},
-    "python/mlx_cuda/_matmul/batches.py": {"product_of_batches"},
+    "python/mlx_cuda/_invariant/matmul.py": {"gather_qmm", "quantized_matmul"},
+    "python/mlx_cuda/_matmul/batches.py": {"batched_quantized_matmul"},
     "python/mlx_cuda/_matmul/gather.py": {"gather_qmm"},
     "python/mlx_cuda/_matmul/quantized.py": {"quantized_matmul"},
     "python/mlx_cuda/_mlx_lm/places.py": {"attention", "attn", "ops"},

@@ -1,16 +1,12 @@
-"""Words that tests/ci/words.md retires: no name and no document has one, except where a table says that it still does.
-
-retired_words.toml has the words of names, retired_phrases.toml those of documents.
-"""
+"""Words that tests/ci/words.md retires: tests/ci/retired_phrases.toml has those that no name, no document and no comment may have."""
 
 from __future__ import annotations
 
+import ast
 import io
-import json
 import re
 import subprocess
 import tokenize
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +15,7 @@ import pytest
 from ci.files import tomllib
 
 ROOT = Path(__file__).parents[2]
-LEFT: dict[str, list[str]] = tomllib.loads((Path(__file__).with_name("retired_words.toml")).read_text("utf-8"))
-PHRASES: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).with_name("retired_phrases.toml")).read_text("utf-8"))
+RETIRED: dict[str, Any] = tomllib.loads((Path(__file__).with_name("retired_phrases.toml")).read_text("utf-8"))
 DOCUMENTS = [
     "README.md",
     "CONTRIBUTING.md",
@@ -33,11 +28,13 @@ NO_IDENTIFIERS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL
 # Of documents: code, what programs write, and the addresses of links.
 NO_PROSE = re.compile(
     r"""
-    ^```.*?^``` | ^[ ]{4}[^\n]*$ | `[^`]*` | \]\([^)]*\) |
+    ^```.*?^``` | ^[ ]{4}[^\n]*$ | `+[^`]*`+ | \]\([^)]*\) |
     <!--\ results:.*?<!--\ end\ of\ results\ --> | <!--\ faults\ -->.*?<!--\ /faults\ -->
     """,
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
+COMMENT = re.compile(r"//[^\n]*(?:\n *//[^\n]*)*")  # of C++, of all its lines
+FILE = re.compile(r"[\w/]+\.(?:cpp|cuh?|h|py|txt)\b")
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -53,28 +50,16 @@ def words(path: Path, text: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def places() -> dict[str, set[Path]]:
-    """Of each word, the files that have it."""
-    found = defaultdict(set)
+def sources() -> dict[Path, str]:
+    """The text of each source of the repository."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for path in map(Path, filter(None, listed.split("\0"))):
-        if path.suffix in {".py", ".cpp", ".h", ".cu", ".cuh"} and (ROOT / path).exists():
-            for word in words(path, (ROOT / path).read_text("utf-8")) & set(LEFT):
-                found[word].add(path)
-    return found
+    paths = [path for path in map(Path, listed.split("\0")) if path.suffix in {".py", ".cpp", ".h", ".cu", ".cuh"}]
+    return {path: (ROOT / path).read_text("utf-8") for path in paths if (ROOT / path).exists()}
 
 
-@pytest.mark.parametrize("word", LEFT)
-def test_no_name_has_a_retired_word(word: str, places: dict[str, set[Path]]) -> None:
-    allowed = set(map(Path, LEFT[word]))
-    new = {str(path) for path in places.get(word, ()) if not allowed & {path, *path.parents}}
-    assert not new, f"tests/ci/words.md has another word for {word!r}"
-
-
-@pytest.mark.parametrize("word", LEFT)
-def test_what_is_left_is_there(word: str, places: dict[str, set[Path]]) -> None:
-    stale = [each for each in LEFT[word] if not any(Path(each) in {path, *path.parents} for path in places.get(word, ()))]
-    assert not stale, "renamed: take it from retired_words.toml"
+def test_no_name_has_a_retired_word(sources: dict[Path, str]) -> None:
+    found = {str(path): words(path, text) & {*RETIRED["names"]} for path, text in sources.items()}
+    assert not {path: some for path, some in found.items() if some}, "tests/ci/words.md has other words"
 
 
 def test_the_words_of_names() -> None:
@@ -86,21 +71,13 @@ def test_the_words_of_names() -> None:
 def phrases(text: str) -> list[str]:
     """The retired phrases of a document's prose, in which a line's end is a space unless the next begins a row, an item or a heading."""
     prose = re.sub(r"(?<!\n)\n(?![\n|#<-])", " ", NO_PROSE.sub("`", text))
-    return [name for name, pattern in PHRASES["phrases"].items() if re.search(pattern, prose, re.IGNORECASE | re.MULTILINE)]
+    return [name for name, pattern in RETIRED["phrases"].items() if re.search(pattern, prose, re.IGNORECASE | re.MULTILINE)]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_no_document_has_a_retired_phrase(document: str) -> None:
-    new = set(phrases((ROOT / document).read_text("utf-8"))) - set(PHRASES["left"].get(document, ()))
-    assert not new, "say it otherwise: tests/ci/retired_phrases.toml has the patterns, tests/ci/words.md the words"
-
-
-@pytest.mark.parametrize("document", PHRASES["left"])
-def test_what_is_left_of_phrases_is_there(document: str) -> None:
-    found = phrases((ROOT / document).read_text("utf-8")) if (ROOT / document).exists() else []
-    left = [name for name in PHRASES["left"][document] if name in found]
-    assert PHRASES["left"][document] == left, (
-        f"""rewritten: {f'its row is now "{document}" = {json.dumps(left)}' if left else "it has no row"}"""
+    assert not phrases((ROOT / document).read_text("utf-8")), (
+        "say it otherwise: tests/ci/retired_phrases.toml has the patterns, tests/ci/words.md the words"
     )
 
 
@@ -109,6 +86,31 @@ def test_the_phrases_of_documents() -> None:
     assert phrases("The tools\nlie there. What is left is a\nstand-in.\n") == ["lie", "stand-in", "What as a noun"]
     assert phrases("`machine code`, [a](lies.md)\n```\ncure\n```\nWhat is it? It has\ndot products.\n") == []
     assert phrases("<!-- results: a -->\nspread\n<!-- end of results -->\n") == []
+
+
+def comments(path: Path, text: str) -> list[str]:
+    """Comments and docstrings of a source, in one line each."""
+    if path.suffix == ".py":
+        holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docstrings = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, holders)]
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        found = [*docstrings, *(token.string for token in tokens if token.type == tokenize.COMMENT)]
+    else:
+        found = COMMENT.findall(re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text))
+    return [FILE.sub("`", re.sub(r"\s*\n[ /]*", " ", each).lstrip("/# ")) for each in found]
+
+
+def test_no_comment_has_a_retired_phrase(sources: dict[Path, str]) -> None:
+    own = {path: text for path, text in sources.items() if path.parts[0] in {"src", "python", "ci"}}
+    found = {(str(path), each): bad for path, text in own.items() for each in comments(path, text) if (bad := phrases(each))}
+    assert not found, "say it otherwise: tests/ci/retired_phrases.toml has the patterns, tests/ci/words.md the words"
+
+
+def test_the_comments_of_sources() -> None:
+    of_cuda = comments(Path("a.cu"), 'f("// lies");  // What `lies`\n// there (see composed.cuh).\n')
+    assert of_cuda == ["What `lies` there (see `)."]
+    assert phrases(of_cuda[0]) == ["What as a noun"]
+    assert comments(Path("a.py"), '"""It\n  lies."""\nx = "#"  # its room\n') == ["It lies.", "its room"]
 
 
 def test_the_glossary_fits_a_page() -> None:

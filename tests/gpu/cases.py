@@ -417,7 +417,7 @@ def bounds(case: Case, engine: str, right: Expected, *, gpu: bool) -> Bounds:
     score = FLOAT32_SUMS
     if gpu and (case.dtype == "float32" or not own):
         unit, score = max(unit, TF32_ROUNDOFF), 2 * TF32_ROUNDOFF
-    products = score  # behind a softcap, which is never composed in fewer than float32's bits
+    unfused = score  # behind a softcap, which is never composed in fewer than float32's bits
     if not own and case.dtype != "float32":
         score = max(score, 2 * unit)
     composed = 2 * TF32_ROUNDOFF if gpu and engine != "cudnn" else 0.0  # gradients of our own kernels compute the scores anew, in TF32
@@ -432,10 +432,10 @@ def bounds(case: Case, engine: str, right: Expected, *, gpu: bool) -> Bounds:
     steep = right.steep
     again = composed if case.dtype == "float32" else composed / 2
     return Bounds(
-        out=1.5 * (2 * unit + max(moved, products * steep.of_weights)),
-        gradient=10 * unit + max(4 * max(moved, composed * peak), 1.5 * max(products, again) * steep.of_gradients),
+        out=1.5 * (2 * unit + max(moved, unfused * steep.of_weights)),
+        gradient=10 * unit + max(4 * max(moved, composed * peak), 1.5 * max(unfused, again) * steep.of_gradients),
         lse=1e-4 + 2 * moved + fitted,
-        lse_moves=2 * products,
+        lse_moves=2 * unfused,
     )
 
 

@@ -50,8 +50,14 @@ def words(rng: np.random.Generator, batch: int, count: int) -> mx.array:
 
 
 def run(model: Model, cache: list[Any], tokens: mx.array, step: Callable[..., mx.array]) -> mx.array:
-    """The logits of each token after a prompt."""
-    model(tokens[:, :PROMPT], cache=cache)
+    """The logits of each token after a prompt.
+
+    Quantized models read it token by token: from 8 rows on, counting one per expert, MLX's own kernel reads beyond weights whose K is one
+    or two tiles, as with groups of 128 here (docs/results/upstream-issues.md, `qmm_sm80`).
+    """
+    piece = 1 if "scales" in model.head else PROMPT
+    for at in range(0, PROMPT, piece):
+        model(tokens[:, at : at + piece], cache=cache)
     logits = [step(tokens[:, i : i + 1], cache) for i in range(PROMPT, tokens.shape[1])]
     return mx.concatenate(logits, axis=1)
 

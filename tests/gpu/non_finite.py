@@ -207,7 +207,7 @@ def linear_attention(
 def linear_call(
     ours: Function, tokens: int, dtype: mx.Dtype, *, delta: bool = True, channels: bool = False, token: int = 70, loose: bool = False
 ) -> Call:
-    """Of q, k, v, g, beta and a state, in which the number is a token's; ``loose``: by chunks of products (see ``differences``)."""
+    """Of q, k, v, g, beta and a state, in which the number is a token's; ``loose``: by chunks of matmuls (see ``differences``)."""
     rng = np.random.default_rng(tokens)
     batch, key_heads, heads, key, value = 1, 1, 2, 32, 40
     q, k = (rng.standard_normal((batch, tokens, key_heads, key)) for _ in range(2))

@@ -74,7 +74,7 @@ def sizes(form: Form, *, transpose: bool) -> list[tuple[int, int]]:
     return [(203, 5 * group), (1, 17 * group)] if transpose else [(5 * group, 203), (3 * group, 1)]
 
 
-def product(x: Array, weights: Weights, *, transpose: bool) -> Array:
+def matmul(x: Array, weights: Weights, *, transpose: bool) -> Array:
     exact = weights.exact
     result: Array = x @ (np.swapaxes(exact, -1, -2) if transpose else exact)
     return result
@@ -82,4 +82,4 @@ def product(x: Array, weights: Weights, *, transpose: bool) -> Array:
 
 def size_of(x: Array, weights: Weights, *, transpose: bool) -> Array:
     """How large a sum of such products is when their signs are random: what rounding errors are relative to."""
-    return np.sqrt(product(x * x, weights._replace(exact=weights.exact**2), transpose=transpose))
+    return np.sqrt(matmul(x * x, weights._replace(exact=weights.exact**2), transpose=transpose))

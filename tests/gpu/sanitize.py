@@ -55,7 +55,7 @@ class Inputs:
 
 
 def quantised(has: Inputs) -> Calls:
-    """Values of quantised weights, and products of few and many rows with them."""
+    """Values of quantised weights, and matmuls of few and many rows with them."""
 
     def few(x: Any, parts: tuple[Any, ...], transpose: bool = True, lhs: Any = None, rhs: Any = None) -> Any:
         w, scales, biases, *form = parts
@@ -77,7 +77,7 @@ def quantised(has: Inputs) -> Calls:
         if dtype != has.mx.float32:  # the kernel that unpacks weights itself: a whole tile and some rows of one, more steps than stages
             parts = has.weights(form, 3, 264, 384, dtype=dtype)
             yield f"unpacked {name}", experts, has.normal(150, 384, dtype=dtype), parts, has.integers(0, 139, 139, 150), True
-            # Hopper's kernel for pairs: several units in a block, and columns of one product.
+            # Hopper's kernel for pairs: several units in a block, and columns of one matmul.
             parts = has.weights(form, 5, 256, 768, dtype=dtype)
             anyone = has.mx.random.randint(0, 5, (60,)).astype(has.mx.uint32)
             yield f"shared experts {name}", few, has.normal(60, 1, 768, dtype=dtype), parts, True, anyone[::-1], anyone
@@ -105,14 +105,14 @@ def quantised(has: Inputs) -> Calls:
 
 
 def grouped(has: Inputs) -> Calls:
-    """Products of groups of rows and of pairs, and the gradients of their weights."""
+    """Matmuls of groups of rows and of pairs, and the gradients of their weights."""
     mx = has.mx
 
-    def product(x: Any, w: Any, ends: Any, transpose: bool) -> Any:
+    def matmul(x: Any, w: Any, ends: Any, transpose: bool) -> Any:
         return has.native.grouped_matmul(x, w, ends, transpose, has.stream)
 
     def gradients(x: Any, w: Any, ends: Any, transpose: bool, gradient: Any) -> Any:
-        return mx.vjp(lambda x, w: product(x, w, ends, transpose), [x, w], [gradient])[1]
+        return mx.vjp(lambda x, w: matmul(x, w, ends, transpose), [x, w], [gradient])[1]
 
     def pairs(x: Any, w: Any, lhs: Any, rhs: Any, transpose: bool, ordered: bool) -> Any:
         return has.native.gather_mm(x, w, lhs, rhs, transpose, ordered, has.stream)
@@ -123,7 +123,7 @@ def grouped(has: Inputs) -> Calls:
     for dtype, transpose, (n, k) in itertools.product(has.halves, (True, False), ((72, 136), (200, 64), (520, 64), (33, 13))):
         x, w = has.normal(200, k, dtype=dtype), has.normal(4, *((n, k) if transpose else (k, n)), dtype=dtype)
         about = f"{dtype} {n} {k} {'transposed' if transpose else 'plain'}"
-        yield f"groups {about}", product, x, w, ends, transpose
+        yield f"groups {about}", matmul, x, w, ends, transpose
         if n < 100:
             yield f"gradients {about}", gradients, x, w, ends, transpose, has.normal(200, n, dtype=dtype)
             for ordered, lhs in itertools.product((True, False), (None, anywhere[::-1])):
@@ -133,14 +133,14 @@ def grouped(has: Inputs) -> Calls:
     ends = has.integers(*range(100), 300)
     for dtype, transpose, n in itertools.product(has.halves, (True, False), (200, 520)):
         x, w = has.normal(300, 64, dtype=dtype), has.normal(100, *((n, 64) if transpose else (64, n)), dtype=dtype)
-        yield f"groups {dtype} {n} of many {'transposed' if transpose else 'plain'}", product, x, w, ends, transpose
+        yield f"groups {dtype} {n} of many {'transposed' if transpose else 'plain'}", matmul, x, w, ends, transpose
     x, w = has.normal(100, 1, 16, dtype=mx.bfloat16), has.normal(13000, 8, 16, dtype=mx.bfloat16)
     yield "pairs of many", pairs, x, w, None, mx.random.randint(0, 13000, (100,)).astype(mx.uint32), True, False
     yield "offsets", has.native.expert_offsets, rising, 7, has.stream
 
 
 def fp8(has: Inputs) -> Calls:
-    """8-bit numbers, and products of them, where there are any."""
+    """8-bit numbers, and matmuls of them, where there are any."""
     if has.capability < (8, 9):
         return
     parts, shapes = ("tensor", "row", "block128", "block128x128"), ((9, 272), (130, 301), (5, 9008), (5, 9001))
@@ -150,7 +150,7 @@ def fp8(has: Inputs) -> Calls:
         a, scale_a = has.native.quantize_fp8(has.normal(17, k, dtype=dtype), part, has.stream)
         b, scale_b = has.native.quantize_fp8(has.normal(n, k, dtype=dtype), part, has.stream)
         bias = has.normal(n, dtype=dtype)
-        yield f"product {dtype} {part} {n} {k}", has.native.fp8_matmul, a, b, scale_a, scale_b, bias, dtype, has.stream
+        yield f"matmul {dtype} {part} {n} {k}", has.native.fp8_matmul, a, b, scale_a, scale_b, bias, dtype, has.stream
 
 
 def layers(has: Inputs) -> Calls:

@@ -1,4 +1,4 @@
-"""Thousands of random cases of attention, or of matrix products, in one run: ``python -m tests.gpu.soak --cases 10000 --of products``.
+"""Thousands of random cases of attention, or of matmuls, in one run: ``python -m tests.gpu.soak --cases 10000 --of matmul``.
 
 A case is its seed; ``--only SEED`` repeats one, and so does ``MLX_CUDA_FUZZ_SEED=SEED pytest tests/gpu/test_fuzz.py -k attention``.
 Most of a case's time is the host's, so several processes use the device at once. Each has workers that compute what is right, and compare.
@@ -22,7 +22,7 @@ from typing import Any
 from .trials import Outcome
 
 # What draws and judges cases, with nothing but numpy, and what computes them.
-OPERATIONS = {"attention": ("cases", "trials"), "products": ("product_cases", "product_trials")}
+OPERATIONS = {"attention": ("cases", "trials"), "matmul": ("matmul_cases", "matmul_trials")}
 WAITING = 4  # results for each worker that may wait to be judged
 ENOUGH = 50  # failures of one process after which the rest tells nothing new
 SLOWEST = 5  # cases that are named
@@ -38,14 +38,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", type=int, help="one case, with what it is")
     parser.add_argument("--processes", type=int, default=max(min(8, cores // 2), 1), help="that use the device; they divide the seeds")
     parser.add_argument("--workers", type=int, help="of each process, for the references; default: the cores that are left")
-    parser.add_argument("--largest", type=int, help="scores, or products of two numbers, of one case, at most")
+    parser.add_argument("--largest", type=int, help="scores, or multiplications, of one case, at most")
     parser.add_argument(
-        "--without", nargs="+", default=[], metavar="ENGINE", help="leave out products of these: MLX compiles kernels for 'mlx'"
+        "--without", nargs="+", default=[], metavar="ENGINE", help="leave out matmuls of these: MLX compiles kernels for 'mlx'"
     )
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
     options = parser.parse_args(arguments)
-    if options.without and options.of != "products":
-        parser.error("--without is for products")
+    if options.without and options.of != "matmul":
+        parser.error("--without is for matmuls")
     if options.only is not None:
         options.seed, options.cases = options.only, 1
     options.processes = min(options.processes, options.cases)

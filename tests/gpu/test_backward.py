@@ -203,7 +203,7 @@ def test_misaligned_data(rng: np.random.Generator) -> None:
 
 
 def test_results_lie_as_their_inputs_do(rng: np.random.Generator) -> None:
-    """[B, T, H, D] as projections leave it, so that neither the next product nor a projection's gradient needs a copy."""
+    """[B, T, H, D] as projections leave it, so that neither the next matmul nor a projection's gradient needs a copy."""
     q, k, v, d_out = (normal(rng, (2, 50, 4, 64), mx.float16).transpose(0, 2, 1, 3) for _ in range(4))
     mx.eval(q, k, v, d_out)
     for result in attend(q, k, v) + mx.vjp(lambda *primals: attend(*primals)[0], [q, k, v], [d_out])[1]:

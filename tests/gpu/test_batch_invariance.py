@@ -77,14 +77,14 @@ def test_every_tile_of_the_kernel_of_groups(rng: np.random.Generator, dtype: str
     w = w if transpose else mx.contiguous(w.T)
     tiles = set()
 
-    def product(first: int, size: int) -> mx.array:
+    def matmul(first: int, size: int) -> mx.array:
         rows = x[first : first + size]
         tiles.add(mlx_cuda.explain(mlx_cuda.grouped_matmul, rows, w[None], mx.array([0, size]), transpose=transpose).kernel)
         return rows @ (w.T if transpose else w)
 
-    whole = product(0, 3000)
+    whole = matmul(0, 3000)
     for first, size in ((0, 1), (2999, 1), (1000, 700), (64, 64), (1, 2999)):
-        assert differing(product(first, size), whole[first : first + size]) == 0, (first, size)
+        assert differing(matmul(first, size), whole[first : first + size]) == 0, (first, size)
     assert len(tiles) == 3
 
 

@@ -66,7 +66,7 @@ def test_what_is_measured_holds(rng: np.random.Generator, tmp_path: Path, monkey
     for rows in 1, 20, 100, 700:
         x = normal(rng, (rows, 1024), mx.bfloat16)
         result = mlx_cuda.quantized_matmul(x, *weights.arrays, **weights.options)
-        assert_close(result, cases.product(host(x), weights, transpose=True), tolerance=2 * TOLERANCE[mx.bfloat16])
+        assert_close(result, cases.matmul(host(x), weights, transpose=True), tolerance=2 * TOLERANCE[mx.bfloat16])
 
 
 def test_calls_that_are_kept_are_forgotten(rng: np.random.Generator) -> None:
@@ -76,7 +76,7 @@ def test_calls_that_are_kept_are_forgotten(rng: np.random.Generator) -> None:
     names = []
     for rows in (512, 4, 512):
         of = known.limits(gpu)
-        known.put(gpu, of._replace(products={kind: each._replace(half_precision=rows) for kind, each in of.products.items()}))
+        known.put(gpu, of._replace(matmul={kind: each._replace(half_precision=rows) for kind, each in of.matmul.items()}))
         for _ in range(3):
             result = mlx_cuda.quantized_matmul(x, *w)
             names.append("DequantizeThenGemm" in primitives(result))

@@ -35,13 +35,13 @@ def test_logits_through_three_buckets(rng: np.random.Generator, dtype: mx.Dtype,
     check(model, words(rng, batch, 100), dtype)
     fused = mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
     if dtype == mx.float32:
-        return  # neither the products nor the attention that heads are made ready for
+        return  # neither the matmuls nor the attention that heads are made ready for
     most = 4 if form is None else 1 if form == Form("affine", 4, 32) or form.bits == 6 else 2
-    assert ("product" in fused) == (batch <= most)
+    assert ("GEMV" in fused) == (batch <= most)
     if batch <= most:
-        assert "norm + 2 products + swiglu" in fused
-        assert "norm + 3 products" in fused
-        assert "product + add" in fused
+        assert "norm + 2 GEMVs + swiglu" in fused
+        assert "norm + 3 GEMVs" in fused
+        assert "GEMV + add" in fused
     assert "head norms + rope + append" in fused
 
 
@@ -66,7 +66,7 @@ def test_gates(rng: np.random.Generator, gate: str, fused: str, dtype: mx.Dtype,
     model = make(rng, dtype, form, gate=gate)
     check(model, words(rng, 1, 40), dtype)
     parts = mlx_cuda.explain(mlx_cuda.decode_step, model).kernel.split(", ")
-    assert ("2 norm + 2 products" + (f" + {fused}" if fused else "")) in parts
+    assert ("2 norm + 2 GEMVs" + (f" + {fused}" if fused else "")) in parts
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -87,8 +87,8 @@ def test_all_of_a_few_experts(rng: np.random.Generator, dtype: mx.Dtype, form: F
     model = make(rng, dtype, form, hidden=512, mixture=(4, 4, "qwen3_moe"))
     check(model, words(rng, 1, 60), dtype)
     fused = mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
-    assert "norm + 2 products of experts + swiglu" in fused
-    assert "product of experts + sum + add" in fused
+    assert "norm + 2 MoE GEMVs + swiglu" in fused
+    assert "MoE GEMV + sum + add" in fused
 
 
 def check_nearly_all(model: Model, tokens: mx.array) -> None:

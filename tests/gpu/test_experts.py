@@ -259,8 +259,8 @@ def test_gradients_of_groups(rng: np.random.Generator, dtype: mx.Dtype, transpos
         assert_close(dx, groups(host(cotangent), host(w), offsets, transpose=not transpose), tolerance=GRADIENT_TOLERANCE[dtype])
         exact = np.zeros(w.shape)
         for e, (begin, end) in enumerate(itertools.pairwise(offsets)):
-            product = host(cotangent)[begin:end].T @ host(x)[begin:end]
-            exact[e] = product if transpose else product.T
+            matmul = host(cotangent)[begin:end].T @ host(x)[begin:end]
+            exact[e] = matmul if transpose else matmul.T
         assert_close(dw, exact, tolerance=GRADIENT_TOLERANCE[dtype])
 
 

@@ -162,8 +162,8 @@ def test_no_gradient_passes(rng: np.random.Generator, module: Any) -> None:
 
     def loss(x: mx.array, bias: mx.array) -> mx.array:
         values, scales = module.quantize_fp8(x, "row", gpu())
-        product = module.fp8_matmul(values, values, scales, scales, bias, mx.float32, gpu())
-        return mx.add(x.sum(), product.sum())
+        matmul = module.fp8_matmul(values, values, scales, scales, bias, mx.float32, gpu())
+        return mx.add(x.sum(), matmul.sum())
 
     assert (host(mx.grad(loss)(x, mx.zeros(32))) == 1).all()
 
@@ -175,22 +175,22 @@ def test_derivatives_of_the_bias(rng: np.random.Generator, module: Any, names: t
     b, scale_b, exact_b = operands(rng, module, (21, 144), names[1])
     bias, tangent, cotangent = (normal(rng, shape, mx.float32) for shape in ((21,), (21,), (37, 21)))
 
-    def product(bias: mx.array, scale: mx.array | None) -> mx.array:
+    def matmul(bias: mx.array, scale: mx.array | None) -> mx.array:
         return module.fp8_matmul(a, b, scale, scale_b, bias, dtype, gpu())  # type: ignore[no-any-return]
 
-    (out,), (gradient,) = mx.vjp(lambda bias: product(bias, scale_a), [bias], [cotangent.astype(dtype)])
+    (out,), (gradient,) = mx.vjp(lambda bias: matmul(bias, scale_a), [bias], [cotangent.astype(dtype)])
     size = np.sqrt((exact_a**2) @ (exact_b**2).T)
     assert_close(out, exact_a @ exact_b.T + host(bias), size=size, tolerance=max(TOLERANCE[dtype], 5e-4))
     assert gradient.dtype == bias.dtype
     assert_close(gradient, host(cotangent).sum(axis=0), tolerance=4 * TOLERANCE[dtype])
-    _, (moved,) = mx.jvp(lambda bias: product(bias, scale_a), [bias], [tangent])
+    _, (moved,) = mx.jvp(lambda bias: matmul(bias, scale_a), [bias], [tangent])
     assert_close(moved, np.broadcast_to(host(tangent), (37, 21)), tolerance=TOLERANCE[dtype])
     if scale_a is not None:
-        assert not host(mx.grad(lambda scale: product(bias, scale).sum())(scale_a)).any()
-    assert mx.array_equal(mx.compile(product)(bias, scale_a), product(bias, scale_a))
+        assert not host(mx.grad(lambda scale: matmul(bias, scale).sum())(scale_a)).any()
+    assert mx.array_equal(mx.compile(matmul)(bias, scale_a), matmul(bias, scale_a))
 
 
-# ---------------------------------------------------------------------------------------------------------------- products
+# ---------------------------------------------------------------------------------------------------------------- matmuls
 def operands(rng: np.random.Generator, module: Any, shape: tuple[int, ...], name: str) -> tuple[mx.array, mx.array | None, Array]:
     """Codes, scales, and what they stand for."""
     x = rng.standard_normal(shape) * rng.uniform(0.2, 5, (*shape[:-1], 1))
@@ -201,7 +201,7 @@ def operands(rng: np.random.Generator, module: Any, shape: tuple[int, ...], name
     return codes, scales, e4m3(np.array(codes)) * spread(np.array(scales).astype(np.float64), shape, name)
 
 
-def check_product(
+def check_matmul(
     rng: np.random.Generator, module: Any, a_shape: tuple[int, ...], n: int, names: tuple[str, str], dtype: mx.Dtype, *, bias: bool
 ) -> None:
     a, scale_a, exact_a = operands(rng, module, a_shape, names[0])
@@ -222,9 +222,9 @@ NAMES_B = ["none", "tensor", "row", "block128", "block128x128"]
 @dtypes
 @pytest.mark.parametrize("bias", [False, True], ids=["bare", "bias"])
 @pytest.mark.parametrize("names", list(itertools.product(NAMES_A, NAMES_B)), ids="-".join)
-def test_products(rng: np.random.Generator, module: Any, names: tuple[str, str], dtype: mx.Dtype, bias: bool) -> None:
+def test_matmuls(rng: np.random.Generator, module: Any, names: tuple[str, str], dtype: mx.Dtype, bias: bool) -> None:
     for m, n, k in (256, 384, 512), (33, 80, 272):
-        check_product(rng, module, (m, k), n, names, dtype, bias=bias)
+        check_matmul(rng, module, (m, k), n, names, dtype, bias=bias)
 
 
 ODD = [(1, 16, 16), (1, 1, 1), (3, 5, 7), (17, 130, 300), (129, 127, 1001), (2, 300, 129), (64, 8, 40), (250, 257, 128)]
@@ -235,13 +235,13 @@ ODD = [(1, 16, 16), (1, 1, 1), (3, 5, 7), (17, 130, 300), (129, 127, 1001), (2, 
 def test_odd_sizes(rng: np.random.Generator, module: Any, names: tuple[str, str], sizes: tuple[int, int, int]) -> None:
     m, n, k = sizes
     for dtype in DTYPES.values():
-        check_product(rng, module, (m, k), n, names, dtype, bias=True)
+        check_matmul(rng, module, (m, k), n, names, dtype, bias=True)
 
 
 @pytest.mark.parametrize("names", [("none", "none"), ("row", "row"), ("block128", "block128")], ids="-".join)
 @pytest.mark.parametrize("shape", [(48,), (2, 3, 144), (2, 1, 5, 256)], ids=str)
 def test_leading_dimensions(rng: np.random.Generator, module: Any, names: tuple[str, str], shape: tuple[int, ...]) -> None:
-    check_product(rng, module, shape, 96, names, mx.bfloat16, bias=False)
+    check_matmul(rng, module, shape, 96, names, mx.bfloat16, bias=False)
 
 
 def test_views_of_operands(rng: np.random.Generator, module: Any) -> None:
@@ -278,18 +278,18 @@ def test_writes_all_of_its_output(rng: np.random.Generator, module: Any, dtype: 
         nan = mx.full((m, k), 0x7F, mx.uint8)
         b = operands(rng, module, (n, k), "none")[0]
         poison(partial(module.fp8_matmul, nan, b, None, None, None, dtype, gpu()), (m, n), dtype)
-        check_product(rng, module, (m, k), n, ("row", "row"), dtype, bias=False)
+        check_matmul(rng, module, (m, k), n, ("row", "row"), dtype, bias=False)
 
 
 def test_vmap_and_compile(rng: np.random.Generator, module: Any) -> None:
     a, scale_a, exact_a = operands(rng, module, (3, 32, 256), "row")
     b, scale_b, exact_b = operands(rng, module, (48, 256), "row")
 
-    def product(a: mx.array, scale: mx.array | None) -> mx.array:
+    def matmul(a: mx.array, scale: mx.array | None) -> mx.array:
         return module.fp8_matmul(a, b, scale, scale_b, None, mx.float32, gpu())  # type: ignore[no-any-return]
 
-    assert_close(mx.vmap(product)(a, scale_a), exact_a @ exact_b.T, tolerance=5e-4)
-    assert mx.array_equal(mx.compile(product)(a, scale_a), product(a, scale_a))
+    assert_close(mx.vmap(matmul)(a, scale_a), exact_a @ exact_b.T, tolerance=5e-4)
+    assert mx.array_equal(mx.compile(matmul)(a, scale_a), matmul(a, scale_a))
 
 
 SEPARATE = """

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from . import product_trials, reference, trials
+from . import matmul_trials, reference, trials
 from .reference import Activation
 from .support import DTYPES, TOLERANCE, assert_close, device, host
 
@@ -83,15 +83,15 @@ def test_attention(seed: int) -> None:
 @given(seed=st.integers(SEED, SEED + 2**31))
 @example(seed=SEED)
 @settings(max_examples=150)
-def test_products(seed: int) -> None:
-    """Of quantised weights, experts, groups and 8-bit numbers (tests/gpu/product_cases.py)."""
-    product_trials.check(seed)
+def test_matmuls(seed: int) -> None:
+    """Of quantised weights, experts, groups and 8-bit numbers (tests/gpu/matmul_cases.py)."""
+    matmul_trials.check(seed)
 
 
 # Parts of a sum that cuBLASLt added in 16 bits, with the workspace of an A100.
 @pytest.mark.parametrize("seed", [6001678])
-def test_products_once_failed(seed: int) -> None:
-    product_trials.check(seed)
+def test_matmuls_once_failed(seed: int) -> None:
+    matmul_trials.check(seed)
 
 
 # A gradient that MLX refused (754), and bounds that did not know what a softcap lets through, how far the fit of its tangent is off, or

@@ -1,4 +1,4 @@
-"""Products of rows with the matrix of their group, and of pairs of matrices, against float64: every layout, and what lies beside."""
+"""Matmuls of rows with the matrix of their group, and of pairs of matrices, against float64: every layout, and what lies beside."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows_of_groups(bounds: list[int]) -> list[slice]:
     return [slice(begin, max(begin, end)) for begin, end in itertools.pairwise(bounds)]
 
 
-def product(x: Array, w: Array, bounds: list[int]) -> Array:
+def matmul(x: Array, w: Array, bounds: list[int]) -> Array:
     """Of float64 x [M, K] and w [E, N, K]."""
     out = np.zeros((x.shape[0], w.shape[1]))
     for rows, matrix in zip(rows_of_groups(bounds), w, strict=True):
@@ -47,7 +47,7 @@ def product(x: Array, w: Array, bounds: list[int]) -> Array:
 
 def size_of(x: Array, w: Array, bounds: list[int]) -> Array:
     """How large such sums are when their signs are random: what rounding errors are relative to, also where a sum cancels."""
-    return np.sqrt(product(x * x, w * w, bounds))
+    return np.sqrt(matmul(x * x, w * w, bounds))
 
 
 def weight_gradient(x: Array, y: Array, bounds: list[int]) -> Array:
@@ -111,7 +111,7 @@ def check(chance: random.Random, dtype: mx.Dtype) -> None:
     out = grouped(x, w if transpose else w.swapaxes(1, 2), offsets, transpose=transpose)
     about = (rows, groups, n, k, transpose, with_begin, bounds)
     assert out.dtype == dtype
-    error = relative_error(out, product(host(x), host(w), bounds), size_of(host(x), host(w), bounds))
+    error = relative_error(out, matmul(host(x), host(w), bounds), size_of(host(x), host(w), bounds))
     assert error <= TOLERANCE[dtype], (error, about)
 
 
@@ -131,7 +131,7 @@ def test_long_groups(dtype: mx.Dtype, shape: tuple[int, int, int, int]) -> None:
     rng = np.random.default_rng(rows)
     x, w = normal(rng, (rows, k), dtype), normal(rng, (groups, n, k), dtype)
     for bounds in ([rows * i // groups for i in range(groups + 1)], [0] * groups + [rows], [3, *[rows - 200] * groups]):
-        expected = product(host(x), host(w), bounds)
+        expected = matmul(host(x), host(w), bounds)
         assert relative_error(grouped(x, w, mx.array(bounds, mx.int32)), expected) <= TOLERANCE[dtype]
         turned = mx.contiguous(w.swapaxes(1, 2))
         assert relative_error(grouped(x, turned, mx.array(bounds, mx.int32), transpose=False), expected) <= TOLERANCE[dtype]
@@ -142,7 +142,7 @@ def test_many_groups(dtype: mx.Dtype) -> None:
     rng = np.random.default_rng(0)
     x, w = normal(rng, (3000, 64), dtype), normal(rng, (2500, 16, 64), dtype)
     bounds = sorted(int(cut) for cut in rng.integers(0, 3000, 2501))
-    assert relative_error(grouped(x, w, mx.array(bounds, mx.int32)), product(host(x), host(w), bounds)) <= TOLERANCE[dtype]
+    assert relative_error(grouped(x, w, mx.array(bounds, mx.int32)), matmul(host(x), host(w), bounds)) <= TOLERANCE[dtype]
 
 
 @dtypes
@@ -160,7 +160,7 @@ def test_nothing_leaks(dtype: mx.Dtype, k: int) -> None:
     mx.eval([mx.full((700, 40), float("nan"), dtype) for _ in range(4)])
     out = host(grouped(x, w, mx.array(bounds, mx.int32)))
     good = np.r_[10:333]
-    assert relative_error(out[good], product(host(x), host(w)[[0, 0, 2, 3]], bounds)[good]) <= TOLERANCE[dtype]
+    assert relative_error(out[good], matmul(host(x), host(w)[[0, 0, 2, 3]], bounds)[good]) <= TOLERANCE[dtype]
     assert (out[:10] == 0).all()
     assert (out[600:] == 0).all()
     assert np.isnan(out[333:600]).all()
@@ -173,7 +173,7 @@ def test_offsets_may_hold_anything() -> None:
         bounds = rng.integers(-(2**31), 2**31 - 1, 10) if rng.random() < 0.5 else rng.integers(-400, 700, 10)
         mx.eval(grouped(x, w, mx.array(bounds.astype(np.int32))))
     inside = grouped(x, w, mx.array([-5, 100, 50, 2**31 - 1, *[300] * 6], mx.int32))
-    assert relative_error(inside[:50], product(host(x), host(w), [0, 100, 100, 300, *[300] * 6])[:50]) <= TOLERANCE[mx.float16]
+    assert relative_error(inside[:50], matmul(host(x), host(w), [0, 100, 100, 300, *[300] * 6])[:50]) <= TOLERANCE[mx.float16]
 
 
 @dtypes
@@ -191,7 +191,7 @@ def test_gradients(dtype: mx.Dtype, seed: int) -> None:
     _, (dx, dw) = mx.vjp(lambda x, w: grouped(x, w, offsets, transpose=transpose), [x, given], [y])
     dw = dw if transpose else dw.swapaxes(1, 2)
     about = (rows, groups, n, k, transpose, bounds)
-    expected = product(host(y), host(w).swapaxes(1, 2), bounds)
+    expected = matmul(host(y), host(w).swapaxes(1, 2), bounds)
     assert relative_error(dx, expected) <= GRADIENT_TOLERANCE[dtype], about
     assert relative_error(dw, weight_gradient(host(x), host(y), bounds)) <= GRADIENT_TOLERANCE[dtype], about
 
@@ -219,7 +219,7 @@ def test_second_gradient() -> None:
 
     direction = normal(rng, (3, 32, 64), mx.float16)
     _, (second,) = mx.vjp(mx.grad(squares), [w], [direction])
-    through = product(host(x), host(direction), bounds)
+    through = matmul(host(x), host(direction), bounds)
     assert relative_error(second, weight_gradient(host(x), through, bounds)) <= GRADIENT_TOLERANCE[mx.float16]
 
 
@@ -313,7 +313,7 @@ def test_compiled_and_vectorised() -> None:
     rng = np.random.default_rng(2)
     x, w = normal(rng, (2, 100, 64), mx.float16), normal(rng, (3, 16, 64), mx.float16)
     offsets = mx.array([0, 30, 60, 100], mx.int32)
-    expected = np.stack([product(rows, host(w), [0, 30, 60, 100]) for rows in host(x)])
+    expected = np.stack([matmul(rows, host(w), [0, 30, 60, 100]) for rows in host(x)])
     step = mx.compile(lambda x, w: grouped(x, w, offsets) + grouped(x, w, offsets))
     for _ in range(3):
         assert relative_error(step(x[0], w), 2 * expected[0]) <= TOLERANCE[mx.float16]

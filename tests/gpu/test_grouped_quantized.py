@@ -1,4 +1,4 @@
-"""Products of groups of rows with quantised matrices: on Hopper the kernel that unpacks them itself, elsewhere dequantised ones."""
+"""Matmuls of groups of rows with quantised matrices: on Hopper the kernel that unpacks them itself, elsewhere dequantised ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def grouped(x: mx.array, given: cases.Weights, bounds: list[int], *, transpose: 
     return result
 
 
-def product(x: mx.array, given: cases.Weights) -> mx.array:
+def matmul(x: mx.array, given: cases.Weights) -> mx.array:
     """As one group of all rows."""
     return grouped(x, part_of(given, np.s_[None]), [0, x.shape[0]])
 
@@ -39,8 +39,8 @@ def of_groups(x: Array, matrices: Array, bounds: list[int]) -> Array:
 
 def check(x: mx.array, given: cases.Weights) -> None:
     expected = host(x) @ values(given, x.dtype).T
-    poison(lambda: product(x * float("nan"), given), expected.shape, x.dtype)
-    result = product(x, given)
+    poison(lambda: matmul(x * float("nan"), given), expected.shape, x.dtype)
+    result = matmul(x, given)
     assert_fused(result, "GroupedQuantized")
     assert result.dtype == x.dtype
     assert_close(result, expected, tolerance=TOLERANCE[x.dtype])
@@ -70,7 +70,7 @@ def test_layouts(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:
         check(x, part_of(given, np.s_[1]))
     x = whole[:, 0, :512]
     for cut in (np.s_[2, 11:70], np.s_[0, ::3], np.s_[1, ::-1]):
-        assert_close(product(x, part_of(given, cut)), host(x) @ values(given, dtype)[cut].T, tolerance=TOLERANCE[dtype])
+        assert_close(matmul(x, part_of(given, cut)), host(x) @ values(given, dtype)[cut].T, tolerance=TOLERANCE[dtype])
 
 
 @one_of_each
@@ -116,7 +116,7 @@ def test_nans_of_weights_reach_their_columns_only(rng: np.random.Generator) -> N
         given = weights(rng, Form("mxfp8", 8, 32), (70, 512), dtype)
         words = np.array(given.arrays[0])
         words.view(np.uint8)[[5, 40, 69], [0, 301, 511]] = [127, 255, 127]
-        result = host(product(normal(rng, (130, 512), dtype), given._replace(arrays=(mx.array(words), given.arrays[1]))))
+        result = host(matmul(normal(rng, (130, 512), dtype), given._replace(arrays=(mx.array(words), given.arrays[1]))))
         assert np.array_equal(np.isnan(result).any(0), np.isnan(result).all(0))
         assert np.flatnonzero(np.isnan(result[0])).tolist() == [5, 40, 69]
 
@@ -124,16 +124,16 @@ def test_nans_of_weights_reach_their_columns_only(rng: np.random.Generator) -> N
 @pytest.mark.parametrize("form", FLOATS, ids=str)
 @halves
 def test_every_scale(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:
-    """One value of each column meets a 1: the products are the values themselves, whatever the scale."""
+    """One value of each column meets a 1: the results are the values themselves, whatever the scale."""
     given = weights(rng, form, (256, 128), dtype)
     scales = np.array(given.arrays[1])
     scales[:] = np.arange(256)[:, None]
     given = given._replace(arrays=(given.arrays[0], mx.array(scales)))
     expected = host(upstream(given, dtype))
-    good = np.isfinite(expected).all(axis=1)  # a product of 0 and infinity is none
+    good = np.isfinite(expected).all(axis=1)  # 0 times infinity is none
     one = np.zeros((65, 128))
     one[np.arange(65), np.arange(65)] = 1
-    result = host(product(mx.array(one.astype(np.float32)).astype(dtype), given))
+    result = host(matmul(mx.array(one.astype(np.float32)).astype(dtype), given))
     assert np.array_equal(result[:, good], expected[good, :65].T)
     assert np.isnan(result[:, ~good]).any(axis=0).all()
 

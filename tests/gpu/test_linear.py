@@ -44,7 +44,7 @@ def upstream(x: mx.array, w: mx.array, bias: mx.array | None, activation: Activa
     if activation == "relu":
         return mx.maximum(z, 0)
     if activation == "gelu_approx":
-        # In float32, so that only the product's error counts and not the roundings of the formula.
+        # In float32, so that only the matmul's error counts and not the roundings of the formula.
         f = z.astype(mx.float32)
         return (0.5 * f * (1 + mx.tanh(0.7978845608 * (f + 0.044715 * f**3)))).astype(z.dtype)
     return z

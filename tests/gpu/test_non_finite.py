@@ -13,7 +13,8 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda._attention.attention import operands, run, spread
+from mlx_cuda._attention.attention import run, spread
+from mlx_cuda._attention.options import operands
 from mlx_cuda._common.choice import Choice
 from mlx_cuda._loader import native
 
@@ -196,7 +197,7 @@ def test_gated_delta(engine: str, name: str, *, derivative: bool) -> None:
     def ours(*arrays: mx.array) -> Sequence[mx.array]:
         return mlx_cuda.gated_delta(*arrays[:5], state=arrays[5])
 
-    # Gradients are by chunks of products, in which the number reaches other tokens of its own.
+    # Gradients are by chunks of matmuls, in which the number reaches other tokens of its own.
     call = linear_call(ours, tokens, dtype, channels=channels, token=token, loose=derivative and not channels)
     *arrays, state = call.arrays.values()
     chosen = mlx_cuda.explain(mlx_cuda.gated_delta, *arrays, state=state).engine
@@ -237,7 +238,7 @@ def test_a_masked_token_gives_zeros_after_nan() -> None:
         assert mx.isnan(y[0, tokens - 1]).all(), tokens
 
 
-# ----------------------------------------------------------------------------------------------------------------- products
+# ----------------------------------------------------------------------------------------------------------------- matmuls
 @derivatives
 @pytest.mark.parametrize("activation", [None, "relu", "gelu_approx"])
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32], ids=str)
@@ -259,15 +260,15 @@ def test_linear(rng: np.random.Generator, name: str, dtype: mx.Dtype, activation
 
 
 # Rows, columns and what is summed up over: as each engine has them on Hopper.
-PRODUCTS = {"gemv": (1, 256, 512), "small_m": (6, 256, 512), "small_m, odd": (3, 100, 192), "dequantize": (1000, 256, 512)}
+MATMULS = {"gemv": (1, 256, 512), "small_m": (6, 256, 512), "small_m, odd": (3, 100, 192), "dequantize": (1000, 256, 512)}
 
 
 @derivatives
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
-@pytest.mark.parametrize("engine", PRODUCTS)
+@pytest.mark.parametrize("engine", MATMULS)
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
 def test_quantized_matmul(rng: np.random.Generator, dtype: mx.Dtype, engine: str, bits: int, *, derivative: bool) -> None:
-    rows, columns, inner = PRODUCTS[engine]
+    rows, columns, inner = MATMULS[engine]
     w, scales, biases = mx.quantize(normal(rng, (columns, inner), dtype), group_size=64, bits=bits)
     call = Call(
         lambda x, s, b: [mlx_cuda.quantized_matmul(x, w, s, b, group_size=64, bits=bits)],
@@ -280,9 +281,9 @@ def test_quantized_matmul(rng: np.random.Generator, dtype: mx.Dtype, engine: str
 
 
 @pytest.mark.parametrize("form", [Form("mxfp4", 4, 32), Form("mxfp8", 8, 32), Form("nvfp4", 4, 16)], ids=str)
-@pytest.mark.parametrize("engine", PRODUCTS)
+@pytest.mark.parametrize("engine", MATMULS)
 def test_small_floats(rng: np.random.Generator, engine: str, form: Form) -> None:
-    rows, columns, inner = PRODUCTS[engine]
+    rows, columns, inner = MATMULS[engine]
     w, scales, *_ = mx.quantize(normal(rng, (columns, inner), mx.bfloat16), **form.options)
     scales[5, 2] = 127 if form.mode == "nvfp4" else 255  # NaN
     mx.eval(scales)

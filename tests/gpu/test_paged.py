@@ -276,9 +276,9 @@ def busy(stream: mx.Stream) -> list[mx.array]:
     """Have the device compute for some 25 ms, with memory that stays taken while the results are held."""
     x = mx.full((16384, 16384), 2**-14, mx.float16)
     mx.eval(x)
-    products = [mx.matmul(x, x, stream=stream) for _ in range(2)]
-    async_eval(products)
-    return [x, *products]
+    matmuls = [mx.matmul(x, x, stream=stream) for _ in range(2)]
+    async_eval(matmuls)
+    return [x, *matmuls]
 
 
 def test_update_ahead_of_the_device(rng: np.random.Generator) -> None:

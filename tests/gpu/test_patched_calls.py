@@ -73,7 +73,7 @@ def quantized(rng: np.random.Generator, shape: tuple[int, ...], form: Form, dtyp
     return {"w": w, "scales": scales, "biases": biases[0] if biases else None}
 
 
-def product(
+def matmul(
     x: tuple[int, ...], w: tuple[int, ...], form: Form = FORM, *, transpose: bool = True, layer: bool = True, spare: int = 0
 ) -> Build:
     """A ``layer`` names its scales and mode, attention to a quantised cache does not, which has room for ``spare`` more rows."""
@@ -132,18 +132,18 @@ CASES = [
     Case("deepseek 3: latent, additive", attention(1, 130, heads=(16, 1), dims=(512, 512), mask="additive")),
     Case("deepseek 4: float32", attention(1, 130, heads=(16, 1), mask="padded", sinks=True, dtype=mx.float32)),
     *(
-        Case(f"QuantizedLinear {form}, {rows} rows", product((1, rows, 256), (192, 256), form))
+        Case(f"QuantizedLinear {form}, {rows} rows", matmul((1, rows, 256), (192, 256), form))
         for form in (FORM, EIGHT_BITS, Form("affine", 3, 32), Form("affine", 2, 128), MXFP4, MXFP8, NVFP4)
         for rows in (1, 40)
     ),
-    Case("QuantizedEmbedding.as_linear", product((2, 1, 256), (1003, 256))),
-    Case("QuantizedMultiLinear, 1 token", product((2, 4, 1, 128), (4, 192, 128), EIGHT_BITS)),
-    Case("QuantizedMultiLinear", product((2, 4, 40, 128), (4, 192, 128))),
-    Case("QuantizedMultiLinear, not transposed", product((2, 4, 1, 128), (4, 128, 192), transpose=False)),
+    Case("QuantizedEmbedding.as_linear", matmul((2, 1, 256), (1003, 256))),
+    Case("QuantizedMultiLinear, 1 token", matmul((2, 4, 1, 128), (4, 192, 128), EIGHT_BITS)),
+    Case("QuantizedMultiLinear", matmul((2, 4, 40, 128), (4, 192, 128))),
+    Case("QuantizedMultiLinear, not transposed", matmul((2, 4, 1, 128), (4, 128, 192), transpose=False)),
     *(
         Case(
             f"quantised cache, {name}, {form}, {queries} queries, room for {spare}",
-            product(x, w, form, transpose=transpose, layer=False, spare=spare),
+            matmul(x, w, form, transpose=transpose, layer=False, spare=spare),
         )
         for form in (FORM, EIGHT_BITS)
         for queries in (1, 20)
@@ -231,7 +231,7 @@ def test_a_call_gives_what_mlx_gives(rng: np.random.Generator, case: Case, dtype
             mx.eval(theirs)
         return
     assert (result.shape, result.dtype) == (theirs.shape, theirs.dtype)
-    weights_rounded = 1.0 if call.name == "scaled_dot_product_attention" else 1.5  # to 16 bits, before a dense product
+    weights_rounded = 1.0 if call.name == "scaled_dot_product_attention" else 1.5  # to 16 bits, before a dense matmul
     assert_close(result, exact, tolerance=weights_rounded * TOLERANCE[result.dtype])
 
 

@@ -1,4 +1,4 @@
-"""The native kernels of quantised weights: their values, and products of few rows with them."""
+"""The native kernels of quantised weights: their values, and matmuls of few rows with them."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def upstream(given: cases.Weights, dtype: mx.Dtype) -> mx.array:
     return mx.dequantize(w, scales, biases, *options, dtype=dtype)
 
 
-def product(
-    x: mx.array, given: cases.Weights, lhs: mx.array | None = None, rhs: mx.array | None = None, transpose: bool = True
-) -> mx.array:
+def matmul(x: mx.array, given: cases.Weights, lhs: mx.array | None = None, rhs: mx.array | None = None, transpose: bool = True) -> mx.array:
     parts, options = arguments(given)
     result: mx.array = native().quantized_small_m(x, *parts, lhs, rhs, transpose, *options, False, False, mx.default_stream(mx.gpu))
     return result
@@ -74,8 +72,8 @@ def product(
 def check(x: mx.array, given: cases.Weights, transpose: bool = True) -> None:
     w = values(given, x.dtype)
     expected = host(x) @ (w.swapaxes(-1, -2) if transpose else w)
-    poison(lambda: product(x * float("nan"), given, transpose=transpose), expected.shape, x.dtype)
-    result = product(x, given, transpose=transpose)
+    poison(lambda: matmul(x * float("nan"), given, transpose=transpose), expected.shape, x.dtype)
+    result = matmul(x, given, transpose=transpose)
     assert_fused(result, "QuantizedSmallM")
     assert result.dtype == x.dtype
     assert result.shape == expected.shape
@@ -118,7 +116,7 @@ def test_values_of_views(rng: np.random.Generator, form: Form) -> None:
         assert_close(dequantize(part_of(given, cut), mx.float16), given.exact[cut], tolerance=ROUNDOFF[mx.float16])
 
 
-# ---------------------------------------------------------------------------------------------------------------------- products
+# ---------------------------------------------------------------------------------------------------------------------- matmuls
 @formats
 @halves
 @pytest.mark.parametrize(("n", "k"), [(97, 384), (300, 1152), (33, 128)])
@@ -191,7 +189,7 @@ def test_layouts_of_weights(rng: np.random.Generator, form: Form, dtype: mx.Dtyp
         part = part_of(given, cut)
         expected = host(x) @ values(part, dtype).T
         for rows in 5, 50:
-            assert_close(product(x[:rows], part), expected[:rows], tolerance=TOLERANCE[dtype], about=cut)
+            assert_close(matmul(x[:rows], part), expected[:rows], tolerance=TOLERANCE[dtype], about=cut)
 
 
 @one_of_each
@@ -206,18 +204,18 @@ def test_gathered(rng: np.random.Generator, form: Form, dtype: mx.Dtype, rows: i
         dense = dense.swapaxes(-1, -2)
     rhs = rng.integers(0, 6, 11)
     lhs = rng.integers(0, 5, 11)
-    result = product(x, given, mx.array(lhs.astype(np.uint32)), mx.array(rhs.astype(np.uint32)), transpose)
+    result = matmul(x, given, mx.array(lhs.astype(np.uint32)), mx.array(rhs.astype(np.uint32)), transpose)
     assert_close(result, host(x)[lhs] @ dense[rhs], tolerance=TOLERANCE[dtype])
-    result = product(x, given, None, mx.array(rhs[:5].astype(np.uint32)), transpose)
+    result = matmul(x, given, None, mx.array(rhs[:5].astype(np.uint32)), transpose)
     assert_close(result, host(x) @ dense[rhs[:5]], tolerance=TOLERANCE[dtype])
 
 
-def test_many_products(rng: np.random.Generator) -> None:
+def test_many_matmuls(rng: np.random.Generator) -> None:
     """More than run at once, each block with several tiles."""
     given = weights(rng, Form("affine", 4, 64), (9, 200, 768), mx.bfloat16)
     x = normal(rng, (64, 1, 768), mx.bfloat16)
     rhs = rng.integers(0, 9, 64)
-    result = product(x, given, None, mx.array(rhs.astype(np.uint32)))
+    result = matmul(x, given, None, mx.array(rhs.astype(np.uint32)))
     expected = host(x) @ values(given, mx.bfloat16)[rhs].swapaxes(-1, -2)
     assert_close(result, expected, tolerance=TOLERANCE[mx.bfloat16])
 
@@ -227,8 +225,8 @@ def test_many_products(rng: np.random.Generator) -> None:
 def test_indices_after_the_last_are_the_last(rng: np.random.Generator, form: Form, rows: int) -> None:
     given, x = weights(rng, form, (3, 40, 512), mx.bfloat16), normal(rng, (2, rows, 512), mx.bfloat16)
     lhs, rhs = mx.array([0, 1, 5, 2**32 - 1], mx.uint32), mx.array([0, 3, 2**32 - 1, 2], mx.uint32)
-    expected = product(x, given, mx.minimum(lhs, 1), mx.minimum(rhs, 2))
-    assert mx.array_equal(product(x, given, lhs, rhs), expected)
+    expected = matmul(x, given, mx.minimum(lhs, 1), mx.minimum(rhs, 2))
+    assert mx.array_equal(matmul(x, given, lhs, rhs), expected)
 
 
 @one_of_each
@@ -236,8 +234,8 @@ def test_indices_after_the_last_of_pairs_that_share(rng: np.random.Generator, fo
     given, x = weights(rng, form, (3, 256, 768), mx.bfloat16), normal(rng, (2, 1, 768), mx.bfloat16)
     lhs, rhs = rng.integers(0, 2**32, (2, 60), np.uint32)
     lhs[:20], rhs[:40] = 1, rng.integers(0, 3, 40)
-    result = product(x, given, mx.array(lhs), mx.array(rhs))
-    assert mx.array_equal(result, product(x, given, mx.array(np.minimum(lhs, 1)), mx.array(np.minimum(rhs, 2))))
+    result = matmul(x, given, mx.array(lhs), mx.array(rhs))
+    assert mx.array_equal(result, matmul(x, given, mx.array(np.minimum(lhs, 1)), mx.array(np.minimum(rhs, 2))))
     expected = host(x)[np.minimum(lhs, 1)] @ values(given, mx.bfloat16)[np.minimum(rhs, 2)].swapaxes(-1, -2)
     assert_close(result, expected, tolerance=TOLERANCE[mx.bfloat16])
 
@@ -245,11 +243,11 @@ def test_indices_after_the_last_of_pairs_that_share(rng: np.random.Generator, fo
 @one_of_each
 @halves
 def test_infinite_numbers_stay_in_their_pairs(rng: np.random.Generator, form: Form, dtype: mx.Dtype) -> None:
-    """Columns of one product: pairs that name the same expert."""
+    """Columns of one matmul: pairs that name the same expert."""
     given = weights(rng, form, (4, 128, 768), dtype)
     x = np.array(normal(rng, (64, 1, 768), mx.float32))
     x[5, 0, 100], x[40, 0, 767] = np.nan, np.inf
-    result = host(product(mx.array(x).astype(dtype), given, None, mx.array(rng.integers(0, 4, 64).astype(np.uint32))))
+    result = host(matmul(mx.array(x).astype(dtype), given, None, mx.array(rng.integers(0, 4, 64).astype(np.uint32))))
     assert np.isnan(result[5]).all()
     assert not np.isfinite(result[40]).any()
     assert np.isfinite(np.delete(result, [5, 40], 0)).all()
@@ -261,7 +259,7 @@ def test_nans_reach_their_columns_only(rng: np.random.Generator, dtype: mx.Dtype
     given = weights(rng, Form("mxfp8", 8, 32), (70, 512), dtype)
     words = np.array(given.arrays[0])
     words.view(np.uint8)[[5, 40, 69], [0, 301, 511]] = [127, 255, 127]
-    result = host(product(normal(rng, (rows, 512), dtype), given._replace(arrays=(mx.array(words), given.arrays[1]))))
+    result = host(matmul(normal(rng, (rows, 512), dtype), given._replace(arrays=(mx.array(words), given.arrays[1]))))
     assert np.array_equal(np.isnan(result).any(0), np.isnan(result).all(0))
     assert np.flatnonzero(np.isnan(result[0])).tolist() == [5, 40, 69]
 
@@ -273,7 +271,7 @@ def test_infinite_and_missing_numbers_of_x_stay_in_their_rows(rng: np.random.Gen
     given = weights(rng, form, (40, 512), dtype)
     x = np.array(normal(rng, (rows, 512), mx.float32))
     x[2, 100], x[7, 511] = np.nan, np.inf
-    result = host(product(mx.array(x).astype(dtype), given))
+    result = host(matmul(mx.array(x).astype(dtype), given))
     assert np.isnan(result[2]).all()
     assert not np.isfinite(result[7]).any()
     assert np.isfinite(np.delete(result, [2, 7], 0)).all()
@@ -283,7 +281,7 @@ def test_infinite_and_missing_numbers_of_x_stay_in_their_rows(rng: np.random.Gen
 def test_gradient_of_x(rng: np.random.Generator, form: Form) -> None:
     given = weights(rng, form, (64, 256), mx.float16)
     x, cotangent = normal(rng, (3, 256), mx.float16), normal(rng, (3, 64), mx.float16)
-    (gradient,) = mx.vjp(lambda x: product(x, given), [x], [cotangent])[1]
+    (gradient,) = mx.vjp(lambda x: matmul(x, given), [x], [cotangent])[1]
     assert_close(gradient, host(cotangent) @ values(given, mx.float16), tolerance=5e-3)
 
 
@@ -295,10 +293,10 @@ def test_gradient_where_mlx_has_no_kernel(rng: np.random.Generator, form: Form, 
     k, n = (96, 40) if transpose else (40, 96)
     x, cotangent = normal(rng, (4, 3, k), mx.float16), normal(rng, (4, 3, n), mx.float16)
     expected = host(cotangent) @ (dense if transpose else dense.swapaxes(-1, -2))
-    (gradient,) = mx.vjp(lambda x: product(x, given, None, mx.arange(4, dtype=mx.uint32), transpose), [x], [cotangent])[1]
+    (gradient,) = mx.vjp(lambda x: matmul(x, given, None, mx.arange(4, dtype=mx.uint32), transpose), [x], [cotangent])[1]
     assert_close(gradient, expected, tolerance=5e-3)
     one = part_of(given, 0)
-    (gradient,) = mx.vjp(lambda x: product(x, one, transpose=transpose), [x[0]], [cotangent[0]])[1]
+    (gradient,) = mx.vjp(lambda x: matmul(x, one, transpose=transpose), [x[0]], [cotangent[0]])[1]
     assert_close(gradient, expected[0], tolerance=5e-3)
 
 
@@ -306,13 +304,13 @@ def test_many_dimensions_of_a_view(rng: np.random.Generator) -> None:
     """More than the kernel that copies knows."""
     given = weights(rng, Form("affine", 4, 64), (40, 128), mx.float16)
     x = normal(rng, (128, *[2] * 9), mx.float16).T
-    assert_close(product(x, given), host(x) @ values(given, mx.float16).T, tolerance=TOLERANCE[mx.float16])
+    assert_close(matmul(x, given), host(x) @ values(given, mx.float16).T, tolerance=TOLERANCE[mx.float16])
 
 
 def test_vmap(rng: np.random.Generator) -> None:
     given = weights(rng, Form("affine", 4, 64), (64, 256), mx.float16)
     x = normal(rng, (3, 256, 5), mx.float16)
-    result = mx.vmap(lambda x: product(x, given), in_axes=2)(x)
+    result = mx.vmap(lambda x: matmul(x, given), in_axes=2)(x)
     assert_fused(result, "QuantizedSmallM")
     assert_close(result, np.moveaxis(host(x), 2, 0) @ values(given, mx.float16).T, tolerance=TOLERANCE[mx.float16])
 
@@ -320,7 +318,7 @@ def test_vmap(rng: np.random.Generator) -> None:
 def test_compiled_with_what_is_around_it(rng: np.random.Generator) -> None:
     given = weights(rng, Form("affine", 4, 64), (96, 256), mx.bfloat16)
     x = normal(rng, (4, 256), mx.bfloat16)
-    function = mx.compile(lambda x: product(product(x * 2, given)[:, :64] @ mx.ones((64, 256), mx.bfloat16), given))
+    function = mx.compile(lambda x: matmul(matmul(x * 2, given)[:, :64] @ mx.ones((64, 256), mx.bfloat16), given))
     dense = values(given, mx.bfloat16)
     expected = np.repeat((2 * host(x) @ dense.T)[:, :64].sum(-1, keepdims=True), 256, -1) @ dense.T
     for _ in range(2):

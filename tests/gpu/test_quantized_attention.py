@@ -206,7 +206,7 @@ def test_mlx_lm_replays_steps_with_its_quantised_cache(
     assert relative_error(ours, theirs) < tolerance
     assert relative_error(again, theirs) < tolerance
     assert choice.engine == "replay", choice.reason
-    assert ("QuantizedAttention" in choice.kernel) == ("head norms + rope + quantised append" in choice.kernel) == (bits > 2)
+    assert ("QuantizedAttention" in choice.kernel) == ("head norms + rope + quantized append" in choice.kernel) == (bits > 2)
     assert our_cache[0].offset == cache[0].offset
     for own, other in zip(our_cache, cache, strict=True):
         for one, two in zip(own.keys_and_values(), other.keys_and_values(), strict=True):
@@ -247,5 +247,5 @@ def test_batches_in_quantised_pages(
         ours = first[sequence] if at is None else np.concatenate([first[sequence], rest[at]])
         assert relative_error(ours, theirs[sequence][: len(ours)]) < 6e-2
     assert "QuantizedAttention" in choice.kernel
-    assert "head norms + rope + quantised append" in choice.kernel
+    assert "head norms + rope + quantized append" in choice.kernel
     assert left[0].keys.shape[2] == left[0].offset == 100 + 90

@@ -1,4 +1,4 @@
-"""Products with quantised weights and of 8-bit numbers against float64 of the very weights."""
+"""Matmuls with quantised weights and of 8-bit numbers against float64 of the very weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ transposed = pytest.mark.parametrize("transpose", [True, False], ids=["transpose
 
 
 def tolerance(dtype: mx.Dtype, *, few: bool) -> float:
-    """Weights are rounded to 16 bits before a dense product; float32 stays itself for few rows and goes through TF32 for many."""
+    """Weights are rounded to 16 bits before a dense matmul; float32 stays itself for few rows and goes through TF32 for many."""
     return 1e-5 if dtype == mx.float32 and few else 1.5 * TOLERANCE[dtype]
 
 
@@ -56,7 +56,7 @@ def check(
     upstream: bool = False,
     known: tuple[Array, Array] | None = None,
 ) -> None:
-    """Hold a product to float64; ``known`` is what is right, and the size that errors are relative to."""
+    """Hold a matmul to float64; ``known`` is what is right, and the size that errors are relative to."""
     options = weights.options | {"transpose": transpose}
     rows = x.size // x.shape[-1]
     few = rows <= most_few(x, transpose=transpose)
@@ -65,7 +65,7 @@ def check(
     assert engine(OURS.quantized_matmul, x, *weights.arrays, **options) == wanted
     result = OURS.quantized_matmul(x, *weights.arrays, **options)
     assert result.dtype == x.dtype
-    exact, size = known or (function(host(x), weights, transpose=transpose) for function in (cases.product, cases.size_of))
+    exact, size = known or (function(host(x), weights, transpose=transpose) for function in (cases.matmul, cases.size_of))
     assert_close(
         result,
         exact,
@@ -84,7 +84,7 @@ def test_every_number_of_rows(rng: np.random.Generator, form: Form, transpose: b
     for n, k in cases.sizes(form, transpose=transpose):
         weights = cases.draw(rng, (n, k) if transpose else (k, n), form, dtype)
         x = normal(rng, (max(cases.ROWS), k), dtype)
-        exact, size = (function(host(x), weights, transpose=transpose) for function in (cases.product, cases.size_of))
+        exact, size = (function(host(x), weights, transpose=transpose) for function in (cases.matmul, cases.size_of))
         for rows in cases.ROWS:
             last = slice(len(exact) - rows, None)
             check(x[last], weights, transpose=transpose, known=(exact[last], size[last]))
@@ -105,13 +105,13 @@ def test_sizes_that_no_tile_divides(rng: np.random.Generator, form: Form, dtype:
     """Several tiles of rows and of columns, and not all of the last."""
     weights = cases.draw(rng, (1031, 640), form, dtype)
     x = normal(rng, (700, 640), dtype)
-    exact, size = (function(host(x), weights, transpose=True) for function in (cases.product, cases.size_of))
+    exact, size = (function(host(x), weights, transpose=True) for function in (cases.matmul, cases.size_of))
     for rows in 130, 257, 511, 700:
         check(x[:rows], weights, transpose=True, known=(exact[:rows], size[:rows]))
 
 
 def test_values_of_weights_do_not_pile_up() -> None:
-    """However far the host is ahead of the device; and each product reads its own."""
+    """However far the host is ahead of the device; and each matmul reads its own."""
     weights = [mx.quantize(mx.random.normal((2048, 2048)).astype(mx.bfloat16) / 64) for _ in range(40)]
     x, waiting = mx.random.normal((520, 2048)).astype(mx.bfloat16), mx.full((16384, 16384), 2**-14, mx.float16)
     assert engine(OURS.quantized_matmul, x, *weights[0]) == "dequantize"
@@ -249,7 +249,7 @@ def test_one_row_of_small_weights(
     with OURS.patch():
         assert mx.array_equal(mx.quantized_matmul(x, *weights.arrays, **weights.options), ours)
     (moved,) = mx.jvp(lambda x: OURS.quantized_matmul(x, *weights.arrays, **weights.options), [x], [2 * x])[1]
-    exact, size = (2 * function(host(x), weights, transpose=True) for function in (cases.product, cases.size_of))
+    exact, size = (2 * function(host(x), weights, transpose=True) for function in (cases.matmul, cases.size_of))
     assert_close(moved, exact, size=size, tolerance=tolerance(dtype, few=True))
 
 
@@ -268,11 +268,11 @@ def test_gradients_of_a_vector(rng: np.random.Generator, dtype: mx.Dtype) -> Non
     weights, cotangent = cases.draw(rng, (64, 256), FORM, dtype), normal(rng, (64,), dtype)
     x, (packed, *parts) = normal(rng, (256,), dtype), weights.arrays
 
-    def product(x: mx.array, *parts: mx.array) -> mx.array:
+    def matmul(x: mx.array, *parts: mx.array) -> mx.array:
         result: mx.array = OURS.quantized_matmul(x, packed, *parts, **weights.options)
         return result
 
-    by_x, by_scales, by_biases = mx.vjp(product, [x, *parts], [cotangent])[1]
+    by_x, by_scales, by_biases = mx.vjp(matmul, [x, *parts], [cotangent])[1]
     codes = unpacked(np.array(packed), 4).astype(np.float64)
     dense = np.outer(host(cotangent), host(x))
     assert_close(by_x, host(cotangent) @ weights.exact, tolerance=GRADIENT_TOLERANCE[dtype])
@@ -344,7 +344,7 @@ def test_gradient_of_x(rng: np.random.Generator, form: Form, transpose: bool, dt
             1
         ]
         assert gradient.dtype == dtype
-        exact = cases.product(host(cotangent), weights, transpose=not transpose)
+        exact = cases.matmul(host(cotangent), weights, transpose=not transpose)
         assert_close(gradient, exact, tolerance=GRADIENT_TOLERANCE[dtype])
 
 
@@ -402,7 +402,7 @@ def test_patched_calls_take_our_kernels(rng: np.random.Generator) -> None:
         ours = mx.quantized_matmul(x, *weights.arrays, **weights.options)
     assert "QuantizedMatmul" not in primitives(ours) - LAYOUT
     assert "QuantizedMatmul" in primitives(mx.quantized_matmul(x, *weights.arrays, **weights.options))
-    assert_close(ours, cases.product(host(x), weights, transpose=True), tolerance=1.5 * TOLERANCE[mx.bfloat16])
+    assert_close(ours, cases.matmul(host(x), weights, transpose=True), tolerance=1.5 * TOLERANCE[mx.bfloat16])
 
 
 # -------------------------------------------------------------------------------------------------------------- 8-bit numbers
@@ -428,7 +428,7 @@ def test_fp8(rng: np.random.Generator, shape: tuple[int, ...], n: int, axes: tup
         assert engine(OURS.fp8_matmul, a, b, **options) == "cublaslt"
         result = OURS.fp8_matmul(a, b, **options)
         assert result.dtype == dtype
-        # Sums of cuBLASLt's e4m3 products may be kept in fewer bits than float32 has.
+        # Sums of cuBLASLt's e4m3 matmuls may be kept in fewer bits than float32 has.
         assert_close(result, exact + (host(bias) if with_bias else 0), tolerance=max(TOLERANCE[dtype], 2e-3))
 
 

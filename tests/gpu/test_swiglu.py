@@ -68,7 +68,7 @@ VIEWS: dict[str, Callable[[mx.array], Pair]] = {
     "a column for all": lambda a: (a[..., :1], a),
     "a plane for all": lambda a: (a[:1], a),
     "a middle dimension for all": lambda a: (a[:, :1, :], a[:, 1:2, :] + mx.zeros((1, 6, 1), a.dtype)),
-    "outer product": lambda a: (a[0, :, :1], a[0, :1, :]),
+    "outer matmul": lambda a: (a[0, :, :1], a[0, :1, :]),
     "a scalar": lambda a: (a[0, 0, 0], a),
     "a row repeated": lambda a: (mx.broadcast_to(a[:1, :1], a.shape), a),
     "a column repeated": lambda a: (a, mx.broadcast_to(a[..., :1], a.shape)),
@@ -110,7 +110,7 @@ def test_huge_values(dtype: mx.Dtype) -> None:
     # silu in float32 is 0 where its exponential overflows: an error below 1e-36 of up
     tolerance = 2 * TOLERANCE[dtype] * np.abs(exact) + 1e-36 * np.abs(host(up)) + (1e-7 if dtype == mx.float16 else 0)
     assert (np.abs(result - exact)[within] <= tolerance[within]).all()
-    assert not np.isnan(result).any()  # out of range is infinite, as MLX's own product
+    assert not np.isnan(result).any()  # out of range is infinite, as MLX's own matmul
 
 
 @dtypes

@@ -82,7 +82,7 @@ def test_steps_are_replayed(steps: dict[str, dict[str, Any]]) -> None:
 
 
 def test_a_sum_and_the_residual_are_one_kernel(steps: dict[str, dict[str, Any]]) -> None:
-    assert all("4 sum over GPUs + add" in each["kernel"] for each in steps.values()), steps
+    assert all("4 all-reduce + add" in each["kernel"] for each in steps.values()), steps
 
 
 def test_logits_are_those_of_the_whole_model(found: dict[str, Any]) -> None:

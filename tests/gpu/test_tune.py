@@ -28,7 +28,7 @@ def check(rng: np.random.Generator, m: int, n: int, k: int, dtype: mx.Dtype = mx
 
 
 def found(tuning: mlx_cuda.Tuning, sizes: str) -> list[str]:
-    return [key for key in tuning.products if f": {sizes} " in key]
+    return [key for key in tuning.matmuls if f": {sizes} " in key]
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
@@ -40,8 +40,8 @@ def test_right_while_tuning_and_after(rng: np.random.Generator, tmp_path: Path, 
             check(rng, m, n, k, dtype)  # with what was found
         for m, n, k in sizes:
             for key in found(tuning, f"{m}x{n}x{k}"):
-                product = tuning.products[key]
-                assert 0 < product.microseconds <= product.first_microseconds < np.inf
+                matmul = tuning.matmuls[key]
+                assert 0 < matmul.microseconds <= matmul.first_microseconds < np.inf
         assert found(tuning, "2048x1024x512")
     kept = _tuned_file.read(tmp_path / "tuned.json")
     assert kept
@@ -75,7 +75,7 @@ def test_gradients_are_tuned(rng: np.random.Generator, tmp_path: Path) -> None:
 
 def test_fp8_is_tuned(rng: np.random.Generator, tmp_path: Path) -> None:
     if _native.capability(mx.Device(mx.gpu, 0)) < (8, 9):
-        pytest.skip("FP8 products need sm_89")
+        pytest.skip("FP8 matmuls need sm_89")
     module: Any = _native.load()
     gpu = mx.default_stream(mx.Device(mx.gpu, 0))
     a, b = (mx.to_fp8(normal(rng, (size, 512), mx.float32)) for size in (256, 384))
@@ -110,10 +110,10 @@ def test_a_new_process_uses_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ": 512x640x256 " in shown
     assert run(path, monkeypatch, "-m", "mlx_cuda", "tune", "--show").startswith(shown)
     assert run(path, monkeypatch, "-W", "error", "-c", PROGRAM) == "1\n"
-    # An algorithm that is none for this product is not used: cuBLASLt looks at it first.
+    # An algorithm that is none for this matmul is not used: cuBLASLt looks at it first.
     content = json.loads(path.read_text())
-    for product in content["products"].values():
-        product["algorithm"] = "f" * 128
+    for matmul in content["matmuls"].values():
+        matmul["algorithm"] = "f" * 128
     path.write_text(json.dumps(content))
     assert run(path, monkeypatch, "-W", "error", "-c", PROGRAM) == "1\n"
     path.write_text("something else")

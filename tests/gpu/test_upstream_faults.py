@@ -176,7 +176,7 @@ def test_gather_qmm_of_many_pairs(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("transpose", [True, False])
-def test_products_of_many_batches_of_quantized_weights(rng: np.random.Generator, transpose: bool) -> None:
+def test_matmuls_of_many_batches_of_quantized_weights(rng: np.random.Generator, transpose: bool) -> None:
     weights = quantized_cases.draw(rng, (1, 64, 64), Form("affine", 4, 64), mx.bfloat16)
     arrays = [mx.repeat(array, MANY, axis=0) for array in weights.arrays]
     x = normal(rng, (MANY, 2, 64), mx.bfloat16)
@@ -203,7 +203,7 @@ def test_linear_attention_and_convolutions_of_many_sequences() -> None:
 # ------------------------------------------------------------------------------------------------------- few tiles of K
 @pytest.mark.parametrize("form", [Form("affine", 4, 64), Form("affine", 8, 64), Form("affine", 4, 128), Form("mxfp4", 4, 32)], ids=str)
 @pytest.mark.parametrize("k", [64, 128, 192, 256])
-def test_products_with_one_and_two_tiles_of_k(rng: np.random.Generator, form: Form, k: int) -> None:
+def test_matmuls_with_one_and_two_tiles_of_k(rng: np.random.Generator, form: Form, k: int) -> None:
     """MLX's kernel reads beyond the end of x and of the weights: run under compute-sanitizer's memcheck, this file shows it."""
     if k % form.group_size:
         pytest.skip("no whole group")
@@ -214,9 +214,9 @@ def test_products_with_one_and_two_tiles_of_k(rng: np.random.Generator, form: Fo
     values = quantized_cases.draw(rng, (4, 128, k), form, mx.bfloat16)
     rows, cotangent = normal(rng, (4, 6, 128), mx.bfloat16), normal(rng, (4, 6, k), mx.bfloat16)
 
-    def product(rows: mx.array) -> Any:
+    def matmul(rows: mx.array) -> Any:
         return MLX.quantized_matmul(rows, *values.arrays, **values.options | {"transpose": False})
 
-    out, (gradient,) = mx.vjp(product, [rows], [cotangent])
+    out, (gradient,) = mx.vjp(matmul, [rows], [cotangent])
     assert_close(out[0], host(rows) @ values.exact, tolerance=TOLERANCE[mx.bfloat16])
     assert_close(gradient, host(cotangent) @ values.exact.swapaxes(1, 2), tolerance=GRADIENT_TOLERANCE[mx.bfloat16])

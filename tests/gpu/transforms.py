@@ -66,7 +66,7 @@ def quantized(rng: np.random.Generator, *shape: int) -> Arrays:
         return list(mx.quantize(normal(rng, shape, DTYPE, shape[-1] ** -0.5), 64, 4))
 
 
-def product(form: str, small: tuple[int, ...], large: tuple[int, ...], w: tuple[int, ...], *, transpose: bool = True) -> Example:
+def matmul(form: str, small: tuple[int, ...], large: tuple[int, ...], w: tuple[int, ...], *, transpose: bool = True) -> Example:
     """The shapes of x, and the shape of the weights."""
 
     def call(x: mx.array, *parts: mx.array) -> Any:
@@ -179,9 +179,9 @@ EXAMPLES: dict[str, list[Example]] = {  # of each function by its name
         attention("sinks", (1, 70), (64, 70), mask="causal", sinks=True),
     ],
     "quantized_matmul": [
-        product("rows", (1, 1, 128), (1, 600, 128), (64, 128)),
-        product("rows, not transposed", (1, 1, 64), (1, 600, 64), (64, 128), transpose=False),
-        product("batches", (1, 4, 1, 128), (1, 4, 40, 128), (4, 64, 128)),  # not broadcast: MLX is wrong then
+        matmul("rows", (1, 1, 128), (1, 600, 128), (64, 128)),
+        matmul("rows, not transposed", (1, 1, 64), (1, 600, 64), (64, 128), transpose=False),
+        matmul("batches", (1, 4, 1, 128), (1, 4, 40, 128), (4, 64, 128)),  # not broadcast: MLX is wrong then
     ],
     "gather_mm": [experts(form, 1, 300, dense=True, named=form != "experts") for form in ("experts", "experts of rows")],
     "gather_qmm": [experts(form, 1, 300, dense=False, named=form != "experts") for form in ("experts", "experts of rows")],

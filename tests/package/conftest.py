@@ -15,10 +15,10 @@ from mlx_cuda._mlx_lm import in_pages
 from .compiled import native
 from .engines import engines
 from .environments import ROOT, write_device_code
-from .products import products
+from .matmuls import matmuls
 from .sessions_on_cpu import decoding, model
 
-__all__ = ["decoding", "engines", "forgetful", "model", "native", "on_the_cpu", "package", "products"]
+__all__ = ["decoding", "engines", "forgetful", "matmuls", "model", "native", "on_the_cpu", "package"]
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +67,7 @@ def on_the_cpu() -> Iterator[None]:
 
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call is answered by the native module's memory of an equal one."""
+    """As without a native module, whose memory answers calls that are equal to earlier ones."""
     if mx.cuda.is_available():
-        _native.load()  # which would bring it back
+        _native.load()  # now, as it is loaded once: it would be taken for unloaded ever after, or be brought back
     monkeypatch.setattr(_native, "loaded", None)

@@ -21,7 +21,7 @@ from mlx_cuda._recurrence.fused import unfused
 from tests.gpu.mlx_lm_parts import part
 
 from .compiled import compiles
-from .products import Products
+from .matmuls import Matmuls
 
 KERNELS = {
     "quantized_small_m", "dequantize_then_gemm", "gather_mm", "grouped_quantized", "decode_attention", "flash_attention", "cudnn_attention",
@@ -29,7 +29,7 @@ KERNELS = {
 }  # fmt: skip
 
 
-class Engines(Products):
+class Engines(Matmuls):
     """With ``compiled``, the cache of calls is the real one. ``calls`` are those of kernels."""
 
     def __init__(self, compiled: Any) -> None:

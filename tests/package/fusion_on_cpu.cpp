@@ -1,4 +1,4 @@
-// What fusion recognises in a graph, for tests: plans of graphs that run on the CPU, in which products are the step's inputs.
+// What fusion recognizes in a graph, for tests: plans of graphs that run on the CPU, in which matmuls are the step's inputs.
 #include "decoding/fusion/gates.h"
 #include "decoding/graph/views.h"
 
@@ -65,16 +65,16 @@ const std::vector<const Item*>& Plan::readers(const mx::array& of) const {
 
 namespace {
 
-// The name of the activation, and which of two products is the gate, of what is made of both.
+// The name of the activation, and which of two matmuls is the gate, of what is made of both.
 std::optional<std::tuple<std::string, int>> gate(const mx::array& result, const mx::array& one, const mx::array& other) {
   const Plan plan(result);
   Gates gates(plan);
   const auto is = [&](const mx::array& array, const mx::array& as) { return array.id() == source_of(plan, as).id(); };
-  const auto products = [&](const mx::array& a, const mx::array& b) {
+  const auto matmuls = [&](const mx::array& a, const mx::array& b) {
     return (is(a, one) && is(b, other)) || (is(a, other) && is(b, one));
   };
   for (const mx::array& up : {one, other}) {
-    if (const auto found = gates.read_by(source_of(plan, up), products)) {
+    if (const auto found = gates.read_by(source_of(plan, up), matmuls)) {
       const char* names[] = {"", "", "swiglu", "geglu", "geglu_tanh"};
       return std::tuple(std::string(names[static_cast<int>(found->activation)]), is(found->gate, one) ? 0 : 1);
     }
@@ -82,10 +82,10 @@ std::optional<std::tuple<std::string, int>> gate(const mx::array& result, const 
   return std::nullopt;
 }
 
-bool adds(const mx::array& result, const mx::array& product) {
+bool adds(const mx::array& result, const mx::array& matmul) {
   const Plan plan(result);
-  const Item* reader = reader_of(plan, product);
-  return reader && added_to(plan, *reader, product).has_value();
+  const Item* reader = reader_of(plan, matmul);
+  return reader && added_to(plan, *reader, matmul).has_value();
 }
 
 bool is_silu(const mx::array& result) {
@@ -102,5 +102,5 @@ NB_MODULE(fusion_on_cpu, m) {
   nb::module_::import_("mlx.core");  // registers array
   m.def("gate", &mlx_cuda::gate, "result"_a, "one"_a, "other"_a);
   m.def("is_silu", &mlx_cuda::is_silu, "result"_a);
-  m.def("adds", &mlx_cuda::adds, "result"_a, "product"_a);
+  m.def("adds", &mlx_cuda::adds, "result"_a, "matmul"_a);
 }

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Array: TypeAlias = "NDArray[np.float64]"
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
-# Error in relative norm: a few roundings of the dtype; a GPU rounds the inputs of float32 products to TF32.
+# Error in relative norm: a few roundings of the dtype; a GPU rounds the inputs of float32 matmuls to TF32.
 _TOLERANCE = {mx.float64: 1e-12, mx.float32: 2e-3 if mx.cuda.is_available() else 2e-6, mx.float16: 4e-3, mx.bfloat16: 3e-2}
 
 

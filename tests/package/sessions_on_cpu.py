@@ -12,7 +12,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_cuda._attention.paged import _written as written
-from mlx_cuda._loader import native as _native
 from mlx_cuda._mlx_lm import batches, caches, models, pages, prompts, stand_ins
 from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._mlx_lm.stand_ins import PagedStandIn, ReplacedStandIn
@@ -25,13 +24,6 @@ from ..gpu.decoding_model import Model, merged
 
 class CaptureError(RuntimeError):
     """The native module's."""
-
-
-def leave_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without a GPU; with one, loaded before, as it is loaded once and would be taken for unloaded ever after."""
-    if mx.cuda.is_available():
-        _native.load()
-    monkeypatch.setattr(_native, "loaded", None)
 
 
 def native_module(**others: Any) -> Any:
@@ -281,13 +273,22 @@ def model() -> Model:
     return model
 
 
-def replayed(decoding: Decoding, model: Model) -> Callable[[mx.array, list[Any]], mx.array]:
+def as_it_is(model: Any) -> Callable[[mx.array, list[Any]], mx.array]:
+    return lambda tokens, cache: model(tokens, cache=cache)
+
+
+def replayed(decoding: Decoding, model: Any) -> Callable[[mx.array, list[Any]], mx.array]:
     def call(tokens: mx.array, cache: list[Any]) -> mx.array:
         logits: mx.array = decoding.step(model, type(model).__call__, tokens, cache, at_once=True)
         assert decoding.reason == ""
         return logits
 
     return call
+
+
+def both_calls(decoding: Decoding, model: Any) -> tuple[Callable[[mx.array, list[Any]], mx.array], ...]:
+    """The model's call as it is, and through captured steps."""
+    return as_it_is(model), replayed(decoding, model)
 
 
 def of_three(call: Callable[..., mx.array], model: Any, tokens: mx.array) -> tuple[list[Any], list[mx.array]]:
@@ -309,6 +310,10 @@ def joined(call: Callable[..., mx.array], model: Any, tokens: mx.array) -> tuple
 
 def close(one: mx.array, other: mx.array) -> bool:
     return bool(np.allclose(np.array(one), np.array(other), atol=1e-4, rtol=1e-3))
+
+
+def all_close(some: list[mx.array], others: list[mx.array]) -> bool:
+    return all(close(*both) for both in zip(some, others, strict=True))
 
 
 def words(count: int) -> mx.array:

@@ -1,6 +1,6 @@
 """``patch(batch_invariant=True)`` on the CPU, with a stand-in for the kernel of attention: what goes where, what raises, what comes back.
 
-Products here are MLX's own in 16 bits, whose CPU kernel computes each row alike wherever it stands in a call of one shape.
+Matmuls here are MLX's own in 16 bits, whose CPU kernel computes each row alike wherever it stands in a call of one shape.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from mlx_cuda import _patch
 from mlx_cuda._attention.options import Options
-from mlx_cuda._invariant import attention, grouped, masks, products, rows
+from mlx_cuda._invariant import attention, grouped, masks, rows
+from mlx_cuda._invariant import matmul as invariant_matmul
 from mlx_cuda._invariant.state import NotInvariant, setting
 from mlx_cuda._loader import native as _native
 from mlx_cuda._matmul.formats import Format
@@ -65,16 +66,16 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def of_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, _: mx.Stream) -> mx.array:
-    """Each row by a product of its own: to OpenBLAS, which MLX has on Windows, a row's place in a matrix makes a difference."""
+    """Each row by a matmul of its own: to OpenBLAS, which MLX has on Windows, a row's place in a matrix makes a difference."""
     bounds: Any = offsets.tolist()
     experts = w.swapaxes(1, 2) if transpose else w
     of_rows = [expert for first, last, expert in zip(bounds[:-1], bounds[1:], experts, strict=True) for _ in range(first, last)]
-    return mx.concatenate([products.upstream_matmul(x[i : i + 1], expert) for i, expert in enumerate(of_rows)])
+    return mx.concatenate([invariant_matmul.upstream_matmul(x[i : i + 1], expert) for i, expert in enumerate(of_rows)])
 
 
 @pytest.fixture(params=["calls of one shape", "one kernel"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who computes products: as where the kernel of groups takes none, or a stand-in for it."""
+    """Who computes matmuls: as where the kernel of groups takes none, or a stand-in for it."""
     if request.param == "one kernel":
 
         def unpacked(x: mx.array, experts: Any, offsets: mx.array, stream: mx.Stream) -> mx.array:
@@ -84,7 +85,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
             return of_groups(x.astype(mx.float32), w, offsets, experts.transpose, stream).astype(x.dtype)
 
         monkeypatch.setattr(grouped, "takes", lambda *_: True)
-        monkeypatch.setattr(grouped, "product_of_groups", of_groups)
+        monkeypatch.setattr(grouped, "grouped_gemm", of_groups)
         monkeypatch.setattr(grouped, "grouped_quantized", unpacked)
 
 
@@ -98,7 +99,7 @@ def same(one: mx.array, other: mx.array) -> bool:
 
 W, BIAS = random((48, 128), HALF, seed=2), random((48,), HALF, seed=3)
 PACKED, SCALES, BIASES = mx.quantize(random((48, 128), HALF, seed=1), group_size=32, bits=4)
-PRODUCTS: dict[str, Callable[[mx.array], mx.array]] = {
+MATMULS: dict[str, Callable[[mx.array], mx.array]] = {
     "@": lambda x: x @ W.T,
     "matmul": lambda x: mx.matmul(x, W.T),
     "matmul of a vector": lambda x: mx.matmul(x, W[0]),
@@ -110,30 +111,30 @@ PRODUCTS: dict[str, Callable[[mx.array], mx.array]] = {
 
 
 @pytest.mark.usefixtures("kernel")
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_rows_of_products_know_nothing_of_each_other(name: str) -> None:
+@pytest.mark.parametrize("name", MATMULS)
+def test_rows_of_matmuls_know_nothing_of_each_other(name: str) -> None:
     x = random((700, 128), HALF)
-    theirs = PRODUCTS[name](x)
+    theirs = MATMULS[name](x)
     with mlx_cuda.patch(batch_invariant=True):
-        whole = PRODUCTS[name](x)
+        whole = MATMULS[name](x)
         assert (whole.shape, whole.dtype) == (theirs.shape, theirs.dtype)
         ours, right = (np.array(each.astype(mx.float32)) for each in (whole, theirs))
         assert np.linalg.norm(ours - right) < 0.02 * np.linalg.norm(right)  # for the CPU MLX sums packed weights in 16 bits
         for first, count in ((0, 1), (699, 1), (3, 5), (70, 64), (1, 65), (13, 300)):
-            assert same(PRODUCTS[name](x[first : first + count]), whole[first : first + count]), (first, count)
-        assert same(PRODUCTS[name](x[5]), whole[5])
-        assert same(PRODUCTS[name](x.reshape(7, 100, 128)), whole.reshape(7, 100, *whole.shape[1:]))
-        assert same(PRODUCTS[name](mx.contiguous(x.T).T), whole)
+            assert same(MATMULS[name](x[first : first + count]), whole[first : first + count]), (first, count)
+        assert same(MATMULS[name](x[5]), whole[5])
+        assert same(MATMULS[name](x.reshape(7, 100, 128)), whole.reshape(7, 100, *whole.shape[1:]))
+        assert same(MATMULS[name](mx.contiguous(x.T).T), whole)
 
 
 def test_each_call_has_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes, own = set(), mx.matmul
 
-    def product(a: mx.array, b: mx.array) -> mx.array:
+    def matmul(a: mx.array, b: mx.array) -> mx.array:
         shapes.add((a.shape, b.shape))
         return own(a, b)
 
-    monkeypatch.setattr(products, "upstream_matmul", product)
+    monkeypatch.setattr(invariant_matmul, "upstream_matmul", matmul)
     with mlx_cuda.patch(batch_invariant=True):
         for count in (1, 2, 63, 64, 65, 128, 700):
             assert (random((count, 128)) @ random((128, 9))).shape == (count, 9)
@@ -217,7 +218,7 @@ def test_weights_that_the_kernel_of_groups_cannot_unpack_are_left_to_others(monk
     assert grouped.takes(HALF, 5, 128, 48, Format(32, 4, "mxfp4"))
 
 
-def test_outer_products_are_one_multiplication() -> None:
+def test_outer_matmuls_are_one_multiplication() -> None:
     a, b = random((2, 7, 1)), random((2, 1, 9), seed=1)
     with mlx_cuda.patch(batch_invariant=True):
         assert same(a @ b, a * b)

@@ -20,7 +20,7 @@ from mlx_cuda._replay.errors import NotReplayed
 from mlx_cuda._replay.pool import Pool, held_by
 
 from ..gpu.decoding_model import BatchKVCache, BatchRotatingKVCache, KVCache, Model, RotatingKVCache, merged, of_changing_size
-from .sessions_on_cpu import Step, close, joined, of_three, replayed, set_both, words
+from .sessions_on_cpu import Step, all_close, both_calls, close, joined, of_three, replayed, set_both, words
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -30,7 +30,7 @@ def test_a_batch_whose_size_changes(decoding: Decoding, model: Model, monkeypatc
     monkeypatch.setattr(caches, "LEAST_CAPACITY", capacity)
     expected, own = of_changing_size(model, words(64), lambda tokens, cache: model(tokens, cache=cache))
     logits, ours = of_changing_size(model, words(64), replayed(decoding, model))
-    assert all(close(*both) for both in zip(logits, expected, strict=True))
+    assert all_close(logits, expected)
     for one, other in zip(ours, own, strict=True):
         assert one._idx == other._idx
         assert one.offset.tolist() == other.offset.tolist()
@@ -44,7 +44,7 @@ def test_a_batch_whose_size_changes(decoding: Decoding, model: Model, monkeypatc
 def test_a_rotating_batch(decoding: Decoding, model: Model) -> None:
     tokens, prompts = words(64), (9, 2, 5)
     found = []
-    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+    for call in both_calls(decoding, model):
         cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate(prompts)], lambda: RotatingKVCache(16))
         logits = [call(tokens[:, i : i + 1], cache) for i in range(9, 17)]
         logits.append(model(tokens[:, 17:18], cache=cache))  # for which its layers have arrays of their own
@@ -52,7 +52,7 @@ def test_a_rotating_batch(decoding: Decoding, model: Model) -> None:
         for each in cache:
             each.filter([2, 0])
         found.append((logits + [call(tokens[:2, i : i + 1], cache) for i in range(30, 50)], cache))
-    assert all(close(*both) for both in zip(found[0][0], found[1][0], strict=True))
+    assert all_close(found[0][0], found[1][0])
     for one, other in zip(found[0][1], found[1][1], strict=True):
         assert (one._offset, one.offset.tolist()) == (other._offset, other.offset.tolist())
         assert np.maximum(0, one.left_padding.tolist()).tolist() == other.left_padding.tolist()
@@ -64,9 +64,8 @@ def test_a_rotating_batch(decoding: Decoding, model: Model) -> None:
 
 def test_a_batch_between_steps_of_its_own(decoding: Decoding, model: Model) -> None:
     """It is trimmed, rows are hidden, and it runs as it is."""
-    tokens = words(40)
-    found = []
-    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+    tokens, found = words(40), []
+    for call in both_calls(decoding, model):
         cache, logits = of_three(call, model, tokens)
         for each in cache:
             each.trim(2)
@@ -77,7 +76,7 @@ def test_a_batch_between_steps_of_its_own(decoding: Decoding, model: Model) -> N
         logits += [call(tokens[:, i : i + 1], cache) for i in range(11, 13)]
         logits.append(model(tokens[:, 13:14], cache=cache))
         found.append(logits + [call(tokens[:, i : i + 1], cache) for i in range(14, 18)])
-    assert all(close(*both) for both in zip(*found, strict=True))
+    assert all_close(*found)
     assert {tuple(each.offset.tolist()) for each in cache} == {(18, 16, 21)}
 
 
@@ -93,10 +92,10 @@ def test_caches_that_begin_at_different_rows_are_not_replayed(decoding: Decoding
 def test_a_window_shorter_than_a_rotating_batch(decoding: Decoding, rows: int) -> None:
     model, tokens, found = Model(size=32, heads=2, kv_heads=1, dim=16, hidden=32, window=4), words(40), []
     mx.eval(model.parameters())
-    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+    for call in both_calls(decoding, model):
         cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))], lambda: RotatingKVCache(rows))
         found.append([call(tokens[:, i : i + 1], cache) for i in range(8, 40)])
-    assert all(close(*both) for both in zip(*found, strict=True))
+    assert all_close(*found)
     assert decoding.captured == 1
     assert isinstance(cache[0], BatchRotatingKVCache)
 
@@ -132,13 +131,12 @@ def test_conversations_after_each_other_share_a_capture(decoding: Decoding, mode
 
 
 def test_one_conversation_still_has_one_offset(decoding: Decoding, model: Model) -> None:
-    tokens = words(40)[:1]
-    found = []
-    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+    tokens, found = words(40)[:1], []
+    for call in both_calls(decoding, model):
         cache = [KVCache() for _ in model.layers]
         model(tokens[:, :5], cache=cache)
         found.append([call(tokens[:, i : i + 1], cache) for i in range(5, 30)])
-    assert all(close(*both) for both in zip(*found, strict=True))
+    assert all_close(*found)
 
 
 def test_batches_share_pages(decoding: Decoding, model: Model) -> None:
@@ -210,9 +208,8 @@ def test_a_copy_of_a_batch_has_arrays_of_its_own(decoding: Decoding, model: Mode
 
 def test_a_batch_that_joined_another_goes_on_by_itself(decoding: Decoding, model: Model) -> None:
     """As upstream's does: both write a row after the same ones."""
-    tokens = words(30)
-    found = []
-    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+    tokens, found = words(30), []
+    for call in both_calls(decoding, model):
         one, logits = joined(call, model, tokens)
         for each in one:
             each.filter([0, -4])
@@ -225,7 +222,7 @@ def test_a_batch_that_joined_another_goes_on_by_itself(decoding: Decoding, model
 def test_a_sequence_that_has_read_nothing_joins(decoding: Decoding, model: Model, arrays: bool) -> None:
     """Its prompt is one token, and is read by its first step; others that were in its batch may have left arrays there."""
     tokens, found = words(40), []
-    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+    for call in both_calls(decoding, model):
         cache, logits = of_three(call, model, tokens)
         one = merged(model, [tokens[:1, :4]])
         for each in one:
@@ -288,9 +285,8 @@ def test_rows_of_no_whole_units_are_not_in_pages(decoding: Decoding, model: Mode
 
 @pytest.mark.parametrize("offset", [3, -3])
 def test_offsets_that_are_not_how_many_rows_there_are(decoding: Decoding, model: Model, offset: int) -> None:
-    tokens = words(30)
-    found = []
-    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+    tokens, found = words(30), []
+    for call in both_calls(decoding, model):
         cache = merged(model, [tokens[i : i + 1, :5] for i in range(2)])
         for each in cache:
             each.offset = each.offset + offset
@@ -350,7 +346,7 @@ def test_fewer_pages_where_others_have_the_memory(decoding: Decoding, model: Mod
     for step in (lambda tokens, cache: model(tokens, cache=cache), call):
         cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
         found.append([step(tokens[:, i : i + 1], cache) for i in range(8, 12)])
-    assert all(close(*both) for both in zip(*found, strict=True))
+    assert all_close(*found)
     assert sequences.is_in_pages(cache[0])
     assert (
         asked[0] > asked[1] > asked[2] == 1 + 3 * sequences.pages_for(8 + batches.HEADROOM, np.inf)
@@ -393,12 +389,11 @@ def test_too_few_pages(decoding: Decoding, model: Model, monkeypatch: pytest.Mon
     """More are made, and what was in the others goes on."""
     for name, value in {"PAGE": 8, "LEAST_ROWS": 8, "HEADROOM": 8, "EXPECTED": 1, "AHEAD": 1}.items():
         set_both(monkeypatch, name, value)
-    tokens = words(60)
-    found = []
-    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+    tokens, found = words(60), []
+    for call in both_calls(decoding, model):
         cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
         found.append([call(tokens[:, i : i + 1], cache) for i in range(8, 60)])
-    assert all(close(*both) for both in zip(*found, strict=True))
+    assert all_close(*found)
     assert decoding.batches.pool is not None
     assert decoding.batches.pool.regions[0].count > 10
     assert 1 < decoding.captured < 5
@@ -415,7 +410,7 @@ def test_an_interrupt_leaves_a_batch_as_it_was(decoding: Decoding, model: Model,
                 with pytest.raises(KeyboardInterrupt):
                     call(tokens[:, 12:13], cache)
         found.append([*logits, *(call(tokens[:, i : i + 1], cache) for i in range(12, 16))])
-    assert all(close(*both) for both in zip(*found, strict=True))
+    assert all_close(*found)
 
 
 def interrupt(*_: Any) -> None:
@@ -465,7 +460,7 @@ def test_pages_that_are_quantised(decoding: Decoding, monkeypatch: pytest.Monkey
     model, tokens = Model(size=64, heads=2, kv_heads=1, dim=32, hidden=32), words(40)
     model.set_dtype(mx.bfloat16)
     found = []
-    for call in (lambda tokens, cache: model(tokens, cache=cache), replayed(decoding, model)):
+    for call in both_calls(decoding, model):
         cache = merged(model, [tokens[i : i + 1, :n] for i, n in enumerate((5, 3, 8))])
         logits = [call(tokens[:, i : i + 1], cache) for i in range(8, 20)]
         for each in cache:

@@ -1,4 +1,4 @@
-"""The layout that products with batches of quantised weights are brought into, on the CPU, where MLX takes any."""
+"""The layout that matmuls with batches of quantised weights are brought into, on the CPU, where MLX takes any."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def weights(rng: np.random.Generator, shape: tuple[int, ...], form: tuple[str, i
     ((2, 3), (1, 1)),  # one for all
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("length", [1, 5])
-def test_it_is_the_same_product(
+def test_it_is_the_same_matmul(
     rng: np.random.Generator, length: int, x: tuple[int, ...], w: tuple[int, ...], form: tuple[str, int, int], transpose: bool
 ) -> None:
     parts = weights(rng, (*w, 64, 128), form)
@@ -49,15 +49,15 @@ def test_it_is_the_same_product(
     options = (transpose, form[2], form[1], form[0])
     biases = parts[2] if len(parts) > 2 else None
     expected = batches.upstream_quantized_matmul(rows, parts[0], parts[1], biases, *options)
-    found = batches._product(rows, parts, options)
+    found = batches._batched(rows, parts, options)
     assert found.shape == expected.shape
     assert np.allclose(np.array(found), np.array(expected), atol=1e-4)
 
 
 def test_no_rows(rng: np.random.Generator) -> None:
     parts = weights(rng, (1, 3, 64, 128), FORMS[0])
-    assert batches._product(mx.zeros((0, 3, 5, 128)), parts, (True, 64, 4, "affine")).shape == (0, 3, 5, 64)
-    assert batches._product(mx.zeros((2, 3, 0, 64)), parts, (False, 64, 4, "affine")).shape == (2, 3, 0, 128)
+    assert batches._batched(mx.zeros((0, 3, 5, 128)), parts, (True, 64, 4, "affine")).shape == (0, 3, 5, 64)
+    assert batches._batched(mx.zeros((2, 3, 0, 64)), parts, (False, 64, 4, "affine")).shape == (2, 3, 0, 128)
 
 
 def test_weights_are_contiguous_then_and_not_copied_along_broadcast_axes(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_weights_are_contiguous_then_and_not_copied_along_broadcast_axes(rng: np
 
     monkeypatch.setattr(batches, "upstream_quantized_matmul", upstream)
     parts = [part[:, :, :64] for part in weights(rng, (2, 3, 80, 128), FORMS[0])]
-    out = batches._product(mx.zeros((2, 3, 4, 5, 128)), [part[:, :, None] for part in parts], (True, 64, 4, "affine"))
+    out = batches._batched(mx.zeros((2, 3, 4, 5, 128)), [part[:, :, None] for part in parts], (True, 64, 4, "affine"))
     assert out.shape == (2, 3, 4, 5, 64)
     assert [array.shape for array in seen] == [(2, 3, 20, 128), *(part.shape for part in parts)]
     for array in seen:
@@ -80,19 +80,19 @@ def test_weights_are_contiguous_then_and_not_copied_along_broadcast_axes(rng: np
 def test_what_does_not_fit_is_upstreams_error(rng: np.random.Generator) -> None:
     parts = weights(rng, (2, 64, 128), FORMS[0])
     with pytest.raises(ValueError, match=r"\[quantized_matmul\]|[Bb]roadcast"):
-        batches._product(mx.zeros((3, 5, 128)), parts, (True, 64, 4, "affine"))
+        batches._batched(mx.zeros((3, 5, 128)), parts, (True, 64, 4, "affine"))
 
 
 @pytest.fixture
 def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], ...]]:
-    """Of x and of the weights' parts, as MLX's product is given them."""
+    """Of x and of the weights' parts, as MLX's matmul is given them."""
     seen: list[tuple[tuple[int, ...], ...]] = []
 
-    def product(*arguments: Any) -> Any:
+    def matmul(*arguments: Any) -> Any:
         seen.append(tuple(each.shape for each in arguments if isinstance(each, mx.array)))
         return UPSTREAM(*arguments)
 
-    monkeypatch.setattr(batches, "upstream_quantized_matmul", product)
+    monkeypatch.setattr(batches, "upstream_quantized_matmul", matmul)
     return seen
 
 
@@ -109,7 +109,7 @@ def test_the_kernel_that_reads_three_tiles_ahead_is_given_three(
     options = (True, form[2], form[1], form[0])
     x = mx.array(rng.normal(size=(2, rows, k))).astype(mx.bfloat16)
     expected = UPSTREAM(x, parts[0], parts[1], parts[2] if len(parts) > 2 else None, *options)
-    found = batches._product(x, parts, options)
+    found = batches._batched(x, parts, options)
     assert np.allclose(np.array(found.astype(mx.float32)), np.array(expected.astype(mx.float32)), atol=1e-2, rtol=1e-2)
     width = 192 if padded else k
     assert shapes == [((2, rows, width), (2, n, width * form[1] // 32), *((2, n, width // form[2]) for _ in parts[1:]))]
@@ -122,7 +122,7 @@ def test_so_is_that_of_a_gradient(rng: np.random.Generator, shapes: list[Any], m
     parts = [part if part.dtype == mx.uint32 else part.astype(mx.bfloat16) for part in weights(rng, (2, 256, 128), FORMS[0])]
     x, options = mx.array(rng.normal(size=(2, 5, 256))).astype(mx.bfloat16), (False, 64, 4, "affine")
     expected = UPSTREAM(x, *parts, *options)
-    assert mx.array_equal(batches._product(x, parts, options), expected)
+    assert mx.array_equal(batches._batched(x, parts, options), expected)
     assert shapes == [((2, 5, 256), (2, 256, 24), (2, 256, 3), (2, 256, 3))]
 
 
@@ -130,11 +130,11 @@ def test_so_is_that_of_a_gradient(rng: np.random.Generator, shapes: list[Any], m
 def test_more_matrices_than_a_grid_holds(
     rng: np.random.Generator, shapes: list[Any], monkeypatch: pytest.MonkeyPatch, transpose: bool
 ) -> None:
-    monkeypatch.setattr(batches, "MOST_PRODUCTS", 4)
+    monkeypatch.setattr(batches, "MOST_MATMULS", 4)
     parts, options = weights(rng, (2, 3, 64, 128), FORMS[0]), (transpose, 64, 4, "affine")
     x = mx.array(rng.normal(size=(2, 3, 5, 128 if transpose else 64)), mx.float32)
     expected = UPSTREAM(x, *parts, *options)
-    found = batches._product(x, parts, options)
+    found = batches._batched(x, parts, options)
     assert np.allclose(np.array(found), np.array(expected), atol=1e-4)
     assert [each[0][0] for each in shapes] == [4, 2]
 
@@ -147,5 +147,5 @@ def test_more_results_than_an_int_counts(
     monkeypatch.setattr(batches, "MOST_COUNTED", 3 * 64 if transpose else 3 * 512)
     parts, options = weights(rng, (3, 64, 128), FORMS[0]), (transpose, 64, 4, "affine")
     x = mx.array(rng.normal(size=(3, 7, 128 if transpose else 64)), mx.float32)
-    assert np.allclose(np.array(batches._product(x, parts, options)), np.array(UPSTREAM(x, *parts, *options)), atol=1e-4)
+    assert np.allclose(np.array(batches._batched(x, parts, options)), np.array(UPSTREAM(x, *parts, *options)), atol=1e-4)
     assert [each[0][1] for each in shapes] == [3, 3, 1]

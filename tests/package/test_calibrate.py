@@ -59,7 +59,7 @@ def by_engine(limits: DispatchThresholds, name: str, size: int) -> float:
         return 1.0 if limits.attention.chunks == "cudnn" or field != "chunks" else 1.5
     if part != "affine 4" or field not in {"half_precision", "upstream"}:
         return 1.0
-    of = limits.products[part]
+    of = limits.matmul[part]
     if size <= of.half_precision:
         return size / 32
     return 0.9 + size / 200 if size <= of.upstream else 2.0 + size / 1000
@@ -69,8 +69,8 @@ def test_what_is_faster_is_kept_and_in_force(gpu: Path, monkeypatch: pytest.Monk
     times(monkeypatch, by_engine)
     seen: list[tuple[float, str]] = []
     found = mlx_cuda.calibrate(progress=lambda share, name: seen.append((share, name)))
-    products = found.limits.products["affine 4"]
-    assert (products.upstream, products.half_precision) == (256, 32)
+    matmuls = found.limits.matmul["affine 4"]
+    assert (matmuls.upstream, matmuls.half_precision) == (256, 32)
     assert found.limits.attention.chunks == "cudnn"
     assert known.limits(GPU) is found.limits
     assert {each.name for each in found.changes} == {"affine 4: upstream", "affine 4: half_precision", "attention: chunks"}
@@ -78,7 +78,7 @@ def test_what_is_faster_is_kept_and_in_force(gpu: Path, monkeypatch: pytest.Monk
     assert not found.unmeasured
     kept = limits_file.measured("RTX", limits_file.versions("13.0", "0.32.4"), gpu)
     assert kept is not None
-    assert (kept.products, kept.attention) == (found.limits.products, found.limits.attention)
+    assert (kept.matmul, kept.attention) == (found.limits.matmul, found.limits.attention)
     shares = [share for share, _ in seen]
     assert shares == sorted(shares)
     assert seen[-1] == (1.0, "")
@@ -97,7 +97,7 @@ def test_what_the_time_does_not_suffice_for_stays(gpu: Path, monkeypatch: pytest
     times(monkeypatch, by_engine)
     found = mlx_cuda.calibrate(seconds=calibration.COMPILING - 1)
     assert set(found.unmeasured) == {rule.name for rule in rules() if rule.compiles}
-    assert found.limits.products["affine 4"].upstream == 0
+    assert found.limits.matmul["affine 4"].upstream == 0
     assert gpu.exists()
 
 
@@ -118,7 +118,7 @@ def test_a_rule_that_fails_leaves_its_limit(gpu: Path, monkeypatch: pytest.Monke
     times(monkeypatch, failing)
     found = mlx_cuda.calibrate()
     assert found.unmeasured == {"affine 4: upstream": "out of memory"}
-    assert found.limits.products["affine 4"].upstream == 0
+    assert found.limits.matmul["affine 4"].upstream == 0
     assert found.limits.attention.chunks == "cudnn"
     assert gpu.exists()
 
@@ -148,7 +148,7 @@ def test_calls_come_as_far_as_the_limit_that_is_measured(gpu: Path, monkeypatch:
     def of(limits: DispatchThresholds, name: str, size: int) -> float:
         part, field = name.split(": ")
         if field == "upstream":
-            seen.add((part, size, limits.products[part].half_precision))
+            seen.add((part, size, limits.matmul[part].half_precision))
         return by_engine(limits, name, size)
 
     times(monkeypatch, of)
@@ -169,16 +169,16 @@ def test_an_engine_whose_results_are_others_is_left_alone(gpu: Path, monkeypatch
     found = mlx_cuda.calibrate()
     assert found.limits.attention.chunks == "flash"
     assert found.unmeasured == {"attention: chunks": "the engines give other results of 512: please report it"}
-    assert found.limits.products["affine 4"].upstream == 256
+    assert found.limits.matmul["affine 4"].upstream == 256
     assert gpu.exists()
 
 
 def test_one_query_is_decoded_in_any_case(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit of attention counts queries of one token as one; 0 rows of a product are none."""
+    """The limit of attention counts queries of one token as one; 0 rows of a matmul are none."""
     times(monkeypatch, lambda limits, name, _: 2.0 if "growing" in name and limits.attention.growing > 1 else 1.0)
     assert mlx_cuda.calibrate().limits.attention.growing == 1
-    times(monkeypatch, lambda limits, name, _: 2.0 if "not_transposed" in name and limits.products["fp4"].not_transposed else 1.0)
-    assert mlx_cuda.calibrate().limits.products["fp4"].not_transposed == 0
+    times(monkeypatch, lambda limits, name, _: 2.0 if "not_transposed" in name and limits.matmul["fp4"].not_transposed else 1.0)
+    assert mlx_cuda.calibrate().limits.matmul["fp4"].not_transposed == 0
     assert gpu.exists()
 
 

@@ -374,7 +374,7 @@ def test_each_argument_says_whether_it_is_transformed(native: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------------- growing axes
-def product(native: Any, fewest: int = 0, most: int = 0, *, cast: bool = False) -> Counted:
+def matmul(native: Any, fewest: int = 0, most: int = 0, *, cast: bool = False) -> Counted:
     """``c + a @ b``, one primitive whose result does not depend on how many columns a and rows b have."""
 
     def function(c: mx.array, a: mx.array, b: mx.array, factor: float = 1.0) -> mx.array:
@@ -388,7 +388,7 @@ def operands(size: int, dtype: mx.Dtype = mx.float32) -> tuple[mx.array, mx.arra
 
 
 def test_growing_axes_share_a_graph_within_the_range_that_python_names(native: Any) -> None:
-    call = product(native, 4, 7)
+    call = matmul(native, 4, 7)
     assert call.check(*operands(5)) == 1
     assert [call.check(*operands(size)) for size in (4, 5, 6, 7)] == [0] * 4
     assert [call.check(*operands(size)) for size in (3, 8, 3, 8)] == [1, 1, 0, 0]  # each for itself: the range is another's
@@ -401,12 +401,12 @@ def test_growing_axes_share_a_graph_within_the_range_that_python_names(native: A
 
 
 def test_without_a_word_of_python_a_graph_holds_for_one_size(native: Any) -> None:
-    call = product(native)
+    call = matmul(native)
     assert [call.check(*operands(size)) for size in (5, 6, 5, 6, 7)] == [1, 1, 0, 0, 1]
 
 
 def test_sizes_are_forgotten(native: Any) -> None:
-    call = product(native)
+    call = matmul(native)
     for size in range(1, 10):
         call.check(*operands(size))
     assert [call.check(*operands(size)) for size in range(2, 10)] == [0] * 8
@@ -414,7 +414,7 @@ def test_sizes_are_forgotten(native: Any) -> None:
 
 
 def test_a_step_that_has_the_size_makes_a_range_one_size(native: Any) -> None:
-    call = product(native, 1, 100, cast=True)
+    call = matmul(native, 1, 100, cast=True)
     assert [call.check(*operands(size, mx.float16)) for size in (5, 6, 5)] == [1, 1, 0]
     assert [call.check(*operands(size)) for size in (5, 6, 60)] == [1, 0, 0]  # nothing to cast
     alone = Counted(native, lambda a: mx.exp(a), (1, 100), a=0)  # noqa: PLW0108  (whose argument has a name)
@@ -422,7 +422,7 @@ def test_a_step_that_has_the_size_makes_a_range_one_size(native: Any) -> None:
 
 
 def test_axes_that_do_not_agree_are_pythons(native: Any) -> None:
-    call = product(native, 1, 100)
+    call = matmul(native, 1, 100)
     c, a, b = operands(5)
     assert call.check(c, a, b) == 1
     for rest in ((a, b[:4]), (a[:, :4], b)):
@@ -430,14 +430,14 @@ def test_axes_that_do_not_agree_are_pythons(native: Any) -> None:
             call(c, *rest)
     assert call.calls == 3
     x = random((4, 4))
-    square = product(native, 1, 100)
+    square = matmul(native, 1, 100)
     assert [square.check(*each) for each in ((x, x, x), (x + 1, x, x), (x, x + 1, x), (x, x, x))] == [1, 1, 1, 0]
     with pytest.raises(ValueError, match="addmm"):
         square(x, (x + 1)[:, :3], x)
 
 
 def test_a_word_of_python_is_for_its_own_call(native: Any) -> None:
-    inner, plain = product(native, 1, 100), product(native)
+    inner, plain = matmul(native, 1, 100), matmul(native)
 
     def failing(c: mx.array, a: mx.array, b: mx.array) -> mx.array:
         raise RuntimeError("failed")
@@ -457,7 +457,7 @@ def test_a_word_of_python_is_for_its_own_call(native: Any) -> None:
 
 
 def test_growing_axes_under_transformations(native: Any) -> None:
-    call = product(native, 2, 50)
+    call = matmul(native, 2, 50)
     for size in (5, 9, 20):
         c, a, b = operands(size)
         assert_same(*(mx.grad(lambda a, b, f=f, c=c: f(c, a, b).square().sum(), argnums=(0, 1))(a, b) for f in (call, call.plain)))

@@ -51,7 +51,7 @@ def test_any_call(seed: int) -> None:
 
 @given(seed=st.integers(0, 2**31))
 @NATIVE_ONLY
-@pytest.mark.usefixtures("products")
+@pytest.mark.usefixtures("matmuls")
 def test_any_call_natively(seed: int) -> None:
     check(draw(seed))
 

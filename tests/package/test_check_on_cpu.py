@@ -219,7 +219,7 @@ def test_kinds_of_models(sides: Callable[..., str], name: str, config: dict[str,
     ("qwen3_moe", {**EXPERTS, "quantization": {**PACKED, "mode": "mxfp4"}}),
 ], ids=["bfloat16", "4 bit", "experts", "experts, mxfp4"])  # fmt: skip
 def test_float32_is_that_of_all_weights_in_float32(monkeypatch: pytest.MonkeyPatch, name: str, config: dict[str, Any]) -> None:
-    """16-bit matrices that stay, and packed ones that are dequantized for each product, give what float32 ones give."""
+    """16-bit matrices that stay, and packed ones that are dequantized for each matmul, give what float32 ones give."""
     model, dense = made(name, **config), made(name, **config)
     for function in ("quantized_matmul", "gather_qmm", "dequantize"):
         monkeypatch.setattr(mx, function, getattr(mx, function))

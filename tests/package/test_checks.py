@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mlx_cuda import BackendError, __version__
+from mlx_cuda._check.processes import fix_of
+from mlx_cuda._common.errors import quote
 from mlx_cuda._loader import checks, origin
 from mlx_cuda._loader.checks import Check
 from mlx_cuda._loader.driver import Driver, Gpu
-from mlx_cuda._loader.environment import Environment, Headers, Probe
+from mlx_cuda._loader.environment import Distribution, Environment, Headers, Probe
 from mlx_cuda._loader.loaded import SEARCH, Loaded
 
 from .environments import CUDNN, H200, NO_CODE, ROOT, RUN, TABLE, distributions, healthy, with_slashes
@@ -21,7 +25,7 @@ NO_DRIVER = Driver(error="libcuda.so.1: cannot open shared object file: No such 
 STUBS = "/usr/local/cuda/lib64/stubs"
 LINUX_DRIVER = "/usr/lib/x86_64-linux-gnu/libcuda.so.580.65"
 STUB = Driver(error="libcuda.so.1 is a stub", path=f"{STUBS}/libcuda.so", stub=True)
-CU13, CU12, CPU = (f'pip install "mlx-cuda[{extra}]=={__version__}"' for extra in ("cu13", "cu12", "cpu"))
+CU13, CU12, CPU = (f"pip install {quote(f'mlx-cuda[{extra}]=={__version__}')}" for extra in ("cu13", "cu12", "cpu"))
 
 
 def found(env: Environment, name: str) -> Check:
@@ -176,7 +180,7 @@ FAILURES = {
         healthy(libraries=dict.fromkeys(("libmlx", "libcudart", "libcudnn"), "somewhere")),
         "libraries",
         "not found: libcublasLt.so.13 (of nvidia-cublas)",
-        "pip install --force-reinstall --no-deps nvidia-cublas",
+        "pip install --force-reinstall --no-deps nvidia-cublas==13.10.0.20",
     ),
     "library missing on Windows": (
         healthy(12, system="windows", libraries={}),
@@ -196,12 +200,12 @@ FAILURES = {
         "lacks the native module _cu13 that mlx-cuda-13 needs (it holds: _cu12)",
         CU12,
     ),
-    "no module": (healthy(modules=frozenset()), "module", "(it holds: none)", 'pip install --force-reinstall --no-deps "mlx-cuda=='),
+    "no module": (healthy(modules=frozenset()), "module", "(it holds: none)", "pip install --force-reinstall --no-deps "),
     "imported from an archive": (
         healthy(archive=Path("/home/me/mlx_cuda.whl"), modules=frozenset()),
         "module",
         "mlx_cuda is imported from the archive /home/me/mlx_cuda.whl, from which no native module can be loaded",
-        "pip install /home/me/mlx_cuda.whl, and take it off PYTHONPATH",
+        f"pip install {quote(Path('/home/me/mlx_cuda.whl'))}, and take it off PYTHONPATH".replace("\\", "/"),
     ),
     "no device code": (healthy(package=NO_CODE), "code", "the device code's manifest .* cannot be read: .*No such", "--force-reinstall"),
     "wrong result": (healthy(probe=Probe(error="a wrong result")), "run", "a wrong result", "doctor --json"),
@@ -220,13 +224,27 @@ def test_failure_is_found_and_fixed(env: Environment, name: str, summary: str, f
 def test_fixes_name_the_wheel_that_was_installed() -> None:
     wheel = "/home/me/wheelhouse/mlx_cuda-1-cp310-abi3-linux_x86_64.whl"
     old = healthy(driver=Driver(cuda=(12, 8), gpus=(H200,)), origin=wheel)
-    install = f'"{wheel}[cu12]"'
+    install = quote(f"{wheel}[cu12]")
     check = found(old, "driver")
     assert check.fix.endswith(f"or pip install --dry-run {install} && pip uninstall -y mlx-cuda-13 && pip install {install}")
     assert found(replace(old, modules=frozenset(("_cu13",))), "driver").fix.endswith(
         "or build the wheel again without --cuda, then pip install its extra cu12 after pip uninstall -y mlx-cuda-13"
     )
-    assert found(replace(old, modules=frozenset()), "module").fix == f'pip install --force-reinstall --no-deps "{wheel}"'
+    assert found(replace(old, modules=frozenset()), "module").fix == f"pip install --force-reinstall --no-deps {quote(wheel)}"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the shell is POSIX's")
+@pytest.mark.parametrize("folder", ["/home/me/$HOME", "/home/me/my wheels", "/home/me/it's `here`"])
+def test_a_shell_reads_the_paths_of_fixes(folder: str) -> None:
+    env = healthy(12, origin=f"{folder}/mlx_cuda.whl", distributions={})
+    root = {"nvidia-cuda-runtime-cu12": Distribution("12.9.79", Path(folder))}
+    headers = Headers("CUDA_HOME", Path("/usr/local/cuda-13.0"), (13, 0))
+    assert shlex.split(found(env, "mlx").fix)[:3] == ["pip", "install", f"{folder}/mlx_cuda.whl[cu13]"]
+    archive = replace(healthy(12), archive=Path(folder, "mlx_cuda.whl"))
+    assert shlex.split(found(archive, "module").fix.partition(", and")[0]) == ["pip", "install", f"{folder}/mlx_cuda.whl"]
+    other = healthy(12, distributions=dict(healthy(12).distributions) | root, headers=headers)
+    assert shlex.split(found(other, "headers").fix) == ["export", f"CUDA_HOME={folder}/nvidia/cuda_runtime"]
+    assert shlex.split(fix_of(folder, "unknown").partition(": ")[2])[-1] == folder
 
 
 def test_the_former_name_of_a_fix() -> None:
@@ -260,7 +278,14 @@ WARNINGS = {
         healthy(distributions=dict(healthy().distributions) | distributions("nvidia-cudnn-cu12")),
         "versions",
         "nvidia-cudnn-cu12 (CUDA 12) installs the same libcudnn.so.9 as nvidia-cudnn-cu13",
-        "pip uninstall -y nvidia-cudnn-cu12 && pip install --force-reinstall --no-deps nvidia-cudnn-cu13",
+        "pip install --dry-run --force-reinstall --no-deps nvidia-cudnn-cu13==9.28.0.42 && pip uninstall -y nvidia-cudnn-cu12 && "
+        "pip install --force-reinstall --no-deps nvidia-cudnn-cu13==9.28.0.42",
+    ),
+    "the other major's cudnn package alone": (
+        healthy(distributions=distributions("mlx", "nanobind-backend", "mlx-cuda-13", "nvidia-cublas", "nvidia-cudnn-cu12")),
+        "versions",
+        "nvidia-cudnn-cu12 (CUDA 12) installs the same libcudnn.so.9 as nvidia-cudnn-cu13",
+        f"{CU13.replace('install', 'install --dry-run')} && pip uninstall -y nvidia-cudnn-cu12 && {CU13}",
     ),
     "headers of the other major": (
         healthy(12, headers=Headers("CUDA_HOME", Path("/usr/local/cuda-13.0"), (13, 0))),

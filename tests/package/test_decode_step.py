@@ -58,7 +58,7 @@ def test_gpus_without_our_kernels_replay_no_step(monkeypatch: pytest.MonkeyPatch
         mlx_cuda.decode_step(None, TOKEN, [SimpleNamespace()], stream=mx.cpu)
 
 
-def test_products_of_ours_are_there_for_one_thread_at_a_time() -> None:
+def test_matmuls_of_ours_are_there_for_one_thread_at_a_time() -> None:
     own, seen = mx.quantized_matmul, []
 
     def look() -> None:

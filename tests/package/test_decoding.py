@@ -20,7 +20,7 @@ from mlx_cuda._mlx_lm.wrapped import replaying
 from mlx_cuda._replay.capture import Capture, while_captured
 from mlx_cuda._replay.errors import NotReplayed
 
-from .sessions_on_cpu import leave_unloaded, native_module
+from .sessions_on_cpu import native_module
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -101,12 +101,11 @@ class Session:
 
 
 @pytest.fixture
-def decoding(monkeypatch: pytest.MonkeyPatch) -> Decoding:
+def decoding(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> Decoding:
     monkeypatch.setattr(models, "Session", Session)
     monkeypatch.setattr(models, "Watch", lambda *_: SimpleNamespace(same=lambda _: True))
     monkeypatch.setattr(Session, "refusal", None)
     monkeypatch.setattr(_native, "module", lambda _: native_module())
-    leave_unloaded(monkeypatch)
     return Decoding()
 
 

@@ -13,6 +13,7 @@ from mlx_cuda._mlx_lm import models
 from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay.errors import CaptureFailed, NotReplayed
 from mlx_cuda._replay.memory import has_room
+from mlx_cuda._replay.step import compare
 
 from .sessions_on_cpu import CaptureError, native_module
 from .test_decoding import TOKEN, BatchKVCache, KVCache, Session, decoding, step
@@ -202,3 +203,16 @@ def test_other_weights_have_to_be_evaluated_too(decoding: Decoding, monkeypatch:
     assert decoding.may_begin("not yet")  # they are asked once
     decoding.forget()
     assert not decoding.may_begin("not yet")
+
+
+def test_logits_that_a_model_masks_are_equal_and_others_are_not() -> None:
+    """As of phi3small, which sets logits of unused tokens to -inf."""
+    logits = mx.random.normal((1, 64))
+    masked = mx.where(mx.arange(64) > 50, -mx.inf, logits)
+    compare(masked, masked)
+    compare(masked * (1 + 1e-4), masked)
+    for wrong in (logits, masked * 2, mx.where(mx.arange(64) == 3, mx.nan, masked), mx.where(mx.arange(64) == 3, -mx.inf, masked)):
+        with pytest.raises(NotReplayed, match="other logits"):
+            compare(wrong, masked)
+    with pytest.raises(NotReplayed, match="other logits"):
+        compare(mx.where(mx.arange(64) == 3, mx.nan, masked), mx.where(mx.arange(64) == 3, mx.nan, masked))

@@ -23,7 +23,7 @@ from mlx_cuda._replay import capture, watch
 from mlx_cuda._replay.kinds import Place
 
 from ..gpu.decoding_model import KVCache, RotatingKVCache
-from .sessions_on_cpu import OneStep, leave_unloaded, native_module
+from .sessions_on_cpu import OneStep, native_module
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 CAPTURING = [str(Path(str(module.__file__)).parent) for module in (models, capture)]
@@ -94,12 +94,11 @@ class Step(OneStep):
 
 
 @pytest.fixture(autouse=True)
-def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> Iterator[None]:
     before = mx.default_device()
     mx.set_default_device(mx.cpu)
     module = native_module(step=Step, same_arrays=lambda given, known: given == known)
     monkeypatch.setattr(_native, "module", lambda _: module)
-    leave_unloaded(monkeypatch)
     monkeypatch.setattr(caches_module, "LEAST_CAPACITY", 16)
     monkeypatch.setattr(caches_module, "HEADROOM", 4)
     yield

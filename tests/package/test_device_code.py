@@ -22,22 +22,17 @@ REINSTALL = reinstall(origin())
 # By compute capability: the code of most sources, of Hopper's own, of 8-bit numbers, of what Hopper has others for, of what Turing runs,
 # of what needs more shared memory than others have.
 SERVED = {
-    (7, 5): ("", "", "", "", "sm_75", ""),
-    (8, 0): ("sm_80", "", "", "sm_80", "sm_80", "compute_80"),
-    (8, 6): ("sm_80", "", "", "sm_80", "sm_80", "compute_80"),
-    (8, 7): ("sm_80", "", "", "sm_80", "sm_80", "compute_80"),
-    (8, 9): ("sm_80", "", "sm_89", "sm_80", "sm_80", "compute_80"),
-    (9, 0): ("sm_90a", "sm_90a", "sm_90a", "compute_80", "sm_90a", "sm_90a"),
-    (10, 0): ("sm_100", "", "sm_100", "sm_100", "sm_100", "sm_100"),
-    (10, 3): ("sm_100", "", "sm_100", "sm_100", "sm_100", "sm_100"),
-    (11, 0): ("compute_80", "", "compute_89", "compute_80", "compute_80", "compute_80"),
-    (12, 0): ("sm_120", "", "sm_120", "sm_120", "sm_120", "compute_80"),
-    (12, 1): ("sm_120", "", "sm_120", "sm_120", "sm_120", "compute_80"),
-    (13, 0): ("compute_80", "", "compute_89", "compute_80", "compute_80", "compute_80"),
+    ((7, 5),): ("", "", "", "", "sm_75", ""),
+    ((8, 0), (8, 6), (8, 7)): ("sm_80", "", "", "sm_80", "sm_80", "compute_80"),
+    ((8, 9),): ("sm_80", "", "sm_89", "sm_80", "sm_80", "compute_80"),
+    ((9, 0),): ("sm_90a", "sm_90a", "sm_90a", "compute_80", "sm_90a", "sm_90a"),
+    ((10, 0), (10, 3)): ("sm_100", "", "sm_100", "sm_100", "sm_100", "sm_100"),
+    ((12, 0), (12, 1)): ("sm_120", "", "sm_120", "sm_120", "sm_120", "compute_80"),
+    ((11, 0), (13, 0)): ("compute_80", "", "compute_89", "compute_80", "compute_80", "compute_80"),
 }
 
 
-@pytest.mark.parametrize(("capability", "served"), SERVED.items(), ids=str)
+@pytest.mark.parametrize(("capability", "served"), [(each, served) for alike, served in SERVED.items() for each in alike], ids=str)
 def test_the_code_that_each_gpu_gets(capability: tuple[int, int], served: tuple[str, ...]) -> None:
     assert tuple(Fatbin("", *targets).serving(capability) for targets in DECLARED.values()) == served
 

@@ -17,7 +17,7 @@ from mlx_cuda._attention.rules import (
     choose_varlen,
     equal_choice,
 )
-from mlx_cuda._common.choice import native_elementwise
+from mlx_cuda._common.choice import against_native
 
 from .tables import rows, says
 
@@ -252,7 +252,7 @@ def test_new_keys_in_pages(dtype: str, sizes: tuple[int, ...], dims: tuple[int, 
     assert (choice.engine, choice.reason) == (("fallback", reason) if reason else ("fused", "keys and values are written in one pass"))
 
 
-def test_native_elementwise() -> None:
-    assert native_elementwise("float32", (3, 4))
-    assert not native_elementwise("float64", (3, 4))
-    assert not native_elementwise("float16", (3, 0))
+def test_against_native() -> None:
+    assert not against_native("float32", (3, 4))
+    assert against_native("float64", (3, 4))
+    assert against_native("float16", (3, 0))

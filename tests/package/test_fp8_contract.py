@@ -14,7 +14,7 @@ from mlx_cuda._matmul.fp8 import Axis
 
 from tests.gpu.formats import e4m3, spread
 
-from .products import Products
+from .matmuls import Matmuls
 from .references import DTYPES, Array, assert_close, host, random
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -66,8 +66,8 @@ AXES: list[tuple[Axis, Axis]] = [(None, None), (-1, -1), ("block128", "block128x
 @pytest.mark.parametrize("natively", [False, True])
 @pytest.mark.parametrize("axes", AXES, ids=str)
 @pytest.mark.parametrize("shape", [(3, 48), (2, 5, 160), (160,), (1, 16)], ids=str)
-def test_product(shape: tuple[int, ...], axes: tuple[Axis, Axis], natively: bool, request: pytest.FixtureRequest) -> None:
-    module: Products | None = request.getfixturevalue("products") if natively else None
+def test_matmul(shape: tuple[int, ...], axes: tuple[Axis, Axis], natively: bool, request: pytest.FixtureRequest) -> None:
+    module: Matmuls | None = request.getfixturevalue("matmuls") if natively else None
     x, w, bias = random(shape), random((144, shape[-1]), seed=1), random((144,), seed=2)
     (a, scale_a), (b, scale_b) = mlx_cuda.quantize_fp8(x, axis=axes[0]), mlx_cuda.quantize_fp8(w, axis=axes[1])
     exact = values(a, scale_a, axes[0]) @ values(b, scale_b, axes[1]).T + host(bias)
@@ -87,19 +87,19 @@ def test_infinities_saturate_and_nan_stays() -> None:
         assert np.isnan(got[0, 3])
 
 
-def test_other_scales(products: Products) -> None:
+def test_other_scales(matmuls: Matmuls) -> None:
     """One for all in any shape, and none."""
     a, b = mx.to_fp8(random((2, 3, 32))), mx.to_fp8(random((16, 32), seed=1))
     exact = e4m3(np.array(a)) @ e4m3(np.array(b)).T
     assert_close(mlx_cuda.fp8_matmul(a, b, out_dtype=mx.float32), exact)
     assert_close(mlx_cuda.fp8_matmul(a, b, scale_a=mx.array(2.0), scale_b=mx.array([3.0]), out_dtype=mx.float32), 6 * exact)
-    assert products.calls == ["fp8 (2, 3, 32) None None", "fp8 (2, 3, 32) () (1,)"]
+    assert matmuls.calls == ["fp8 (2, 3, 32) None None", "fp8 (2, 3, 32) () (1,)"]
 
 
 @pytest.mark.parametrize("natively", [False, True])
 def test_gradients_reach_the_bias_alone(natively: bool, request: pytest.FixtureRequest) -> None:
     if natively:
-        request.getfixturevalue("products")
+        request.getfixturevalue("matmuls")
     (a, scale_a), (b, scale_b) = (mlx_cuda.quantize_fp8(random((rows, 32), seed=rows), axis=-1) for rows in (5, 7))
 
     def loss(bias: mx.array, scale_a: mx.array, scale_b: mx.array) -> mx.array:
@@ -170,10 +170,10 @@ def test_errors_of_quantising() -> None:
 
 @pytest.mark.parametrize(("axis", "fits", "more"), [("block128", (300, 128), (3, 129)), ("block128x128", (128, 300), (129, 3))])
 def test_more_blocks_than_a_grid_has(
-    products: Products, monkeypatch: pytest.MonkeyPatch, axis: Any, fits: tuple[int, int], more: tuple[int, int]
+    matmuls: Matmuls, monkeypatch: pytest.MonkeyPatch, axis: Any, fits: tuple[int, int], more: tuple[int, int]
 ) -> None:
     monkeypatch.setattr("mlx_cuda._matmul.fp8.MOST_BLOCKS", 1)
     for shape, engine in (fits, "fused"), (more, "fallback"):
         assert mlx_cuda.explain(mlx_cuda.quantize_fp8, mx.ones(shape), axis=axis).engine == engine
         mlx_cuda.quantize_fp8(mx.ones(shape), axis=axis)
-    assert products.calls == [f"quantise {axis}"]
+    assert matmuls.calls == [f"quantise {axis}"]

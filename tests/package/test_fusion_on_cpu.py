@@ -23,7 +23,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return compiled(tmp_path_factory.mktemp("native"), "fusion_on_cpu", ("decoding/fusion/gates.cpp", "decoding/graph/views.cpp"))
 
 
-def products(dtype: mx.Dtype = mx.bfloat16) -> tuple[mx.array, mx.array]:
+def matmuls(dtype: mx.Dtype = mx.bfloat16) -> tuple[mx.array, mx.array]:
     """Two that are not computed yet."""
     x = random((1, 1, 16), seed=1).astype(dtype)
     one, other = (x @ random((16, 24), seed=seed).astype(dtype) for seed in (2, 3))
@@ -76,7 +76,7 @@ OTHERS: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
     "and the activation": lambda gate, up: nn.silu(gate) * up + nn.silu(gate),
     "of several rows": lambda gate, up: nn.silu(gate) * up.reshape(24, 1),
     "of a vector": mx.compile(lambda gate, up: nn.silu(gate) * up * mx.array([1.0] * 20 + [2.0] * 4, up.dtype)),
-    "of another product": lambda gate, up: nn.silu(gate) * up * (up @ mx.ones((24, 24), up.dtype)),
+    "of another matmul": lambda gate, up: nn.silu(gate) * up * (up @ mx.ones((24, 24), up.dtype)),
 }
 
 
@@ -84,7 +84,7 @@ OTHERS: dict[str, Callable[[mx.array, mx.array], mx.array]] = {
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("name", GATES)
 def test_gates_are_recognised_however_they_are_written(native: Any, name: str, dtype: mx.Dtype, swapped: bool) -> None:
-    pair = products(dtype)
+    pair = matmuls(dtype)
     gate, up = reversed(pair) if swapped else pair
     expected = None if "shape" in name else (name.split(maxsplit=1)[0], int(swapped))
     assert native.gate(GATES[name](gate, up), *pair) == expected
@@ -93,12 +93,12 @@ def test_gates_are_recognised_however_they_are_written(native: Any, name: str, d
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_no_gate_is_not_taken_for_one(native: Any, name: str, dtype: mx.Dtype) -> None:
-    gate, up = products(dtype)
+    gate, up = matmuls(dtype)
     assert native.gate(OTHERS[name](gate, up), gate, up) is None
 
 
 def test_a_gate_that_somebody_else_reads_stays(native: Any) -> None:
-    gate, up = products()
+    gate, up = matmuls()
     activated = nn.silu(gate)
     assert native.gate(activated * up + activated.sum(), gate, up) is None
     assert native.gate(swiglu(gate, up) + gate.sum(), gate, up) is None
@@ -137,7 +137,7 @@ ADDITIONS: dict[str, tuple[Callable[[mx.array, mx.array], mx.array], bool]] = {
 
 @pytest.mark.parametrize("name", ADDITIONS)
 def test_additions(native: Any, name: str) -> None:
-    (x, y), (function, expected) = products(), ADDITIONS[name]
+    (x, y), (function, expected) = matmuls(), ADDITIONS[name]
     assert native.adds(function(x, y), x) == expected
 
 
@@ -159,5 +159,5 @@ def power(x: mx.array, exponent: int) -> mx.array:
     (lambda x: nn.silu(x).astype(mx.float32) if x.dtype != mx.float32 else x * 1.0, False),
 ])  # fmt: skip
 def test_silu(native: Any, function: Callable[[mx.array], mx.array], dtype: mx.Dtype, is_one: bool) -> None:
-    one, _ = products(dtype)
+    one, _ = matmuls(dtype)
     assert native.is_silu(function(one)) == is_one

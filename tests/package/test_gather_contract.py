@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.gpu import quantized_cases as cases
 from tests.gpu.formats import FORMS, Form, unpacked
 
-from .products import Products
+from .matmuls import Matmuls
 from .references import DTYPES, Array, assert_close, gradients, host, random
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -38,7 +38,7 @@ def indices(shape: tuple[int, ...] | None, count: int, seed: int = 0) -> NDArray
 
 
 def expected(x: Array, dense: Array, lhs: NDArray[Any] | None, rhs: NDArray[Any] | None) -> Array:
-    """One product after another."""
+    """One matmul after another."""
     lhs = np.arange(int(np.prod(x.shape[:-2]))).reshape(x.shape[:-2]) if lhs is None else lhs
     rhs = np.arange(len(dense)) if rhs is None else rhs
     lhs, rhs = np.broadcast_arrays(lhs, rhs)
@@ -90,14 +90,14 @@ def test_dense(call: Any, rows: int) -> None:
 
 @calls
 @pytest.mark.parametrize("rows", [1, 3])
-def test_dense_natively(products: Products, call: Any, rows: int) -> None:
+def test_dense_natively(matmuls: Matmuls, call: Any, rows: int) -> None:
     check_dense(call, rows, mx.float32)
-    assert not products.calls  # MLX's own
+    assert not matmuls.calls  # MLX's own
     for dtype in mx.float16, mx.bfloat16:
         check_dense(call, rows, dtype)
         check_dense(call, rows, dtype, rising=call[1] is None)
     pairs = np.prod(np.broadcast_shapes(call[0] if call[1] is None else call[1], (EXPERTS,) if call[2] is None else call[2]))
-    assert len(products.calls) == (4 if pairs else 0)
+    assert len(matmuls.calls) == (4 if pairs else 0)
 
 
 @calls
@@ -109,30 +109,30 @@ def test_quantised(call: Any, transpose: bool) -> None:
 
 @calls
 @pytest.mark.parametrize("transpose", [True, False])
-def test_quantised_natively(products: Products, call: Any, transpose: bool) -> None:
+def test_quantised_natively(matmuls: Matmuls, call: Any, transpose: bool) -> None:
     for rows in 1, 3:
-        products.calls.clear()
+        matmuls.calls.clear()
         check_quantised(call, rows, mx.bfloat16, FORM, transpose=transpose, other=16)
         check_quantised(call, rows, mx.float16, Form("mxfp8", 8, 32), transpose=transpose, rising=call[1] is None, other=16)
         pairs = np.prod(np.broadcast_shapes(call[0] if call[1] is None else call[1], (EXPERTS,) if call[2] is None else call[2]))
-        kinds = {name.rpartition(" ")[0].split(" (")[0] for name in products.calls}
+        kinds = {name.rpartition(" ")[0].split(" (")[0] for name in matmuls.calls}
         assert kinds == (set() if pairs == 0 else {"grouped quantised"} if pairs * rows > 64 else {"small_m"})
 
 
 @NATIVE_ONLY
 @given(form=st.sampled_from(FORMS), pairs=st.sampled_from((5, 64, 65, 100)), rising=st.booleans(), transpose=st.booleans())
-def test_every_form_natively(products: Products, form: Form, pairs: int, rising: bool, transpose: bool) -> None:
+def test_every_form_natively(matmuls: Matmuls, form: Form, pairs: int, rising: bool, transpose: bool) -> None:
     check_quantised(((pairs,), None, (pairs,)), 1, mx.float16, form, transpose=transpose, rising=rising, other=16)
 
 
-def test_what_the_kernel_of_gathers_is_told(products: Products) -> None:
+def test_what_the_kernel_of_gathers_is_told(matmuls: Matmuls) -> None:
     half = mx.float16
     a, b, rhs = random((80, 1, 16), half), random((EXPERTS, 9, 16), half).swapaxes(1, 2), mx.array(np.sort(np.arange(80) % 3))
     mlx_cuda.gather_mm(a, b, rhs_indices=rhs, sorted_indices=True)  # as mlx-lm calls it with many tokens
     mlx_cuda.gather_mm(random((2, 5, 1, 1, 16), half), b, rhs_indices=rhs.reshape(2, 5, 8))  # and with few
     mlx_cuda.gather_mm(a[:8, 0], b, rhs_indices=rhs[:5], lhs_indices=mx.array(0), sorted_indices=True)
     mlx_cuda.gather_mm(random((3, 1, 1, 16), half), b, rhs_indices=rhs[:5], sorted_indices=True)
-    assert products.calls == [
+    assert matmuls.calls == [
         "gather (80, 1, 16) (4, 16, 9) None (80,) False True",
         "gather (10, 1, 16) (4, 16, 9) None (80,) False False",
         "gather (1, 8, 16) (4, 16, 9) (5,) (5,) False False",  # whose indices are said to rise where only one side has some
@@ -140,7 +140,7 @@ def test_what_the_kernel_of_gathers_is_told(products: Products) -> None:
     ]
 
 
-def test_explain_names_the_kernel(products: Products) -> None:
+def test_explain_names_the_kernel(matmuls: Matmuls) -> None:
     """Which the native module says of the operands as it takes them; of the kernels that quantised weights come to there is none."""
     x, w, rhs = random((6, 16), mx.float16), random((EXPERTS, 16, 9), mx.float16), mx.array([[0, 1, 2], [3, 3, 0]])
     few = random((2, 1, 1, 16), mx.float16)
@@ -157,15 +157,15 @@ def test_explain_names_the_kernel(products: Products) -> None:
         mlx_cuda.explain(OURS.grouped_matmul, x.astype(mx.float32), w, offsets, transpose=False),
     ]
     assert [(choice.engine, choice.kernel) for choice in named] == [("grouped", ""), ("mlx", ""), ("fallback", "")]
-    assert products.calls == []  # nothing was computed
+    assert matmuls.calls == []  # nothing was computed
 
 
-def test_default_indices_cost_no_kernel(products: Products) -> None:
+def test_default_indices_cost_no_kernel(matmuls: Matmuls) -> None:
     weights = cases.draw(np.random.default_rng(2), (EXPERTS, 9, 64), FORM, mx.float32)
     OURS.gather_qmm(random((2, 1, 1, 1, 64)), *weights.arrays, rhs_indices=mx.zeros((2, 1, 8), mx.uint32), **weights.options)
-    assert products.calls == ["small_m (2, 1, 64) (16,) (16,)"]
+    assert matmuls.calls == ["small_m (2, 1, 64) (16,) (16,)"]
     OURS.gather_qmm(random((8, 1, 64)), *weights.arrays, rhs_indices=mx.zeros((8,), mx.uint32), **weights.options)
-    assert products.calls[1:] == ["small_m (8, 1, 64) None (8,)"]
+    assert matmuls.calls[1:] == ["small_m (8, 1, 64) None (8,)"]
 
 
 def test_without_indices() -> None:
@@ -179,7 +179,7 @@ def test_without_indices() -> None:
 @pytest.mark.parametrize("natively", [False, True])
 def test_vectors(natively: bool, request: pytest.FixtureRequest) -> None:
     if natively:
-        request.getfixturevalue("products")
+        request.getfixturevalue("matmuls")
     a, b, rhs = random((12, 8)), random((EXPERTS, 8, 9), seed=1), mx.arange(40) % EXPERTS
     for x, y in ((a[0], b), (a[:, None], b[0, :, 0]), (a[0], b[0, :, 0])):
         which = rhs if y.ndim > 1 else rhs * 0
@@ -204,7 +204,7 @@ OFFSETS = [[0, 3, 3, 8, 10], [0, 0, 10, 10, 10], [0, 2, 4, 6, 7], [0, 0, 0, 0, 0
 @pytest.mark.parametrize("offsets", OFFSETS, ids=str)
 def test_groups(offsets: list[int], transpose: bool, natively: bool, request: pytest.FixtureRequest) -> None:
     if natively:
-        request.getfixturevalue("products")
+        request.getfixturevalue("matmuls")
     for dtype in DTYPES:
         x, w = random((10, 8), dtype), random((4, 5, 8) if transpose else (4, 8, 5), dtype, seed=1)
         for kind in mx.int32, mx.uint32:
@@ -229,7 +229,7 @@ def one_by_one(x: mx.array, w: mx.array, offsets: list[int], *, transpose: bool)
 @pytest.mark.parametrize("transpose", [True, False])
 def test_gradients_of_groups(transpose: bool, natively: bool, request: pytest.FixtureRequest) -> None:
     if natively:
-        request.getfixturevalue("products")
+        request.getfixturevalue("matmuls")
     offsets = [0, 3, 3, 8, 9]
     x, w, cotangent = random((10, 6)), random((4, 5, 6) if transpose else (4, 6, 5), seed=1), random((10, 5), seed=2)
     ends = mx.array(offsets)
@@ -237,8 +237,8 @@ def test_gradients_of_groups(transpose: bool, natively: bool, request: pytest.Fi
     for got, exact in zip(actual, gradients(lambda x, w: one_by_one(x, w, offsets, transpose=transpose), [x, w], cotangent), strict=True):
         assert_close(got, exact, slack=2)
 
-    def twice(product: Any) -> Any:
-        return lambda x, w: mx.vjp(lambda x, w: product(x, w) ** 2, [x, w], [mx.ones_like(product(x, w))])[1][1]
+    def twice(matmul: Any) -> Any:
+        return lambda x, w: mx.vjp(lambda x, w: matmul(x, w) ** 2, [x, w], [mx.ones_like(matmul(x, w))])[1][1]
 
     second = random(w.shape, seed=3)
     _, actual = mx.vjp(twice(lambda x, w: OURS.grouped_matmul(x, w, ends, transpose=transpose)), [x, w], [second])
@@ -252,7 +252,7 @@ def test_gradients_of_groups(transpose: bool, natively: bool, request: pytest.Fi
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients_of_gathers(dtype: mx.Dtype, rising: bool, natively: bool, request: pytest.FixtureRequest) -> None:
     if natively:
-        request.getfixturevalue("products")
+        request.getfixturevalue("matmuls")
     rhs = mx.array(np.sort(np.arange(30) % 3) if rising else np.arange(30) % 3)
     a, b, cotangent = random((30, 2, 8), dtype), random((4, 8, 5), dtype, seed=1), random((30, 2, 5), dtype, seed=2)
     _, actual = mx.vjp(lambda a, b: OURS.gather_mm(a, b, rhs_indices=rhs, sorted_indices=rising), [a, b], [cotangent])
@@ -266,7 +266,7 @@ def test_gradients_of_gathers(dtype: mx.Dtype, rising: bool, natively: bool, req
 def test_gradients_of_a_single_matrix(right: tuple[int, ...], natively: bool, request: pytest.FixtureRequest) -> None:
     """For which MLX's own raise an error."""
     if natively:
-        request.getfixturevalue("products")
+        request.getfixturevalue("matmuls")
     weights = cases.draw(np.random.default_rng(2), (*right, 16, 64), FORM, mx.float32)
     a, cotangent = random((3, 64)), random((3, 16))
     for rhs in mx.array(0), mx.array([0, 0]):
@@ -283,12 +283,12 @@ def test_gradients_of_a_single_matrix(right: tuple[int, ...], natively: bool, re
 @pytest.mark.parametrize("pairs", [20, 80])
 @pytest.mark.parametrize("n", [9, 16])
 @pytest.mark.parametrize("form", [FORM, Form("mxfp8", 8, 32)], ids=str)
-def test_gradients_of_quantised_gathers(products: Products, form: Form, n: int, pairs: int) -> None:
+def test_gradients_of_quantised_gathers(matmuls: Matmuls, form: Form, n: int, pairs: int) -> None:
     weights = cases.draw(np.random.default_rng(2), (EXPERTS, n, 64), form, mx.float16)
     rhs, cotangent = mx.arange(pairs) % 3, random((pairs, 1, n), mx.float16, seed=2)
     primals = [random((pairs, 1, 64), mx.float16), *weights.arrays[1:]][: 3 if form.mode == "affine" else 1]
 
-    def product(x: mx.array, *parts: mx.array) -> mx.array:
+    def matmul(x: mx.array, *parts: mx.array) -> mx.array:
         scales, *biases = parts or weights.arrays[1:]
         result: mx.array = OURS.gather_qmm(x, weights.arrays[0], scales, *biases, rhs_indices=rhs, **weights.options)
         return result
@@ -300,15 +300,15 @@ def test_gradients_of_quantised_gathers(products: Products, form: Form, n: int, 
         scales, biases = (mx.repeat(part, form.group_size, axis=-1) for part in parts)
         return x @ (codes * scales + biases).swapaxes(1, 2)[rhs]
 
-    products.calls.clear()
-    _, actual = mx.vjp(product, primals, [cotangent])
+    matmuls.calls.clear()
+    _, actual = mx.vjp(matmul, primals, [cotangent])
     for got, exact in zip(actual, gradients(plain, primals, cotangent), strict=True):
         assert_close(got, exact, slack=3)
-    kinds = [name.split(" (")[0] for name in products.calls]
+    kinds = [name.split(" (")[0] for name in matmuls.calls]
     assert kinds.count("grouped quantised") == (0 if pairs < 64 else 2 if n % 8 == 0 else 1)
 
 
-def test_compiled(products: Products) -> None:
+def test_compiled(matmuls: Matmuls) -> None:
     rhs = mx.arange(80) % EXPERTS
     a, b = random((80, 1, 16), mx.float16), random((EXPERTS, 16, 9), mx.float16, seed=1)
     call = mx.compile(lambda a, b: OURS.gather_mm(2 * a, b, rhs_indices=rhs))
@@ -359,7 +359,7 @@ def test_errors_of_gather_qmm(arguments: tuple[Any, ...], options: dict[str, Any
         MLX.gather_qmm(*arguments, **options)
 
 
-def test_global_scales_are_left_to_mlx(products: Products) -> None:
+def test_global_scales_are_left_to_mlx(matmuls: Matmuls) -> None:
     w, s = MLX.quantize(mx.ones((4, 8, 64)), mode="nvfp4")
     with pytest.raises(ValueError, match=r"^\[gather_qmm\] Global scale is only supported on the GPU\.$"):
         OURS.gather_qmm(X, w, s, rhs_indices=RHS, mode="nvfp4", global_scale=mx.ones(4), stream=mx.cpu)
@@ -367,7 +367,7 @@ def test_global_scales_are_left_to_mlx(products: Products) -> None:
         OURS.gather_qmm(X, W, S, B, rhs_indices=RHS, group_size=32, global_scale=mx.ones(4))
     with pytest.raises(ValueError, match=r"^\[gather_qmm\] Global scale is not supported without indices"):
         OURS.gather_qmm(mx.ones((4, 1, 64)), w, s, mode="nvfp4", global_scale=mx.ones(4))
-    assert not products.calls
+    assert not matmuls.calls
 
 
 def test_errors_of_groups() -> None:

@@ -199,11 +199,11 @@ def test_an_operation_goes_by_way_of_the_module_that_is_loaded(monkeypatch: pyte
 
 def test_patch_puts_the_modules_functions_in_place(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: dict[str, object] = {}
-    of_mlx = {route.name: batches.product_of_batches if route.name == "quantized_matmul" else route.upstream for route in ROUTES}
+    of_mlx = {route.name: batches.batched_quantized_matmul if route.name == "quantized_matmul" else route.upstream for route in ROUTES}
 
     def cached(operation: Any, _: Any, of_batches: Any, upstream: Any, prepare: Any) -> Any:
         assert prepare is not None
-        assert of_batches is (batches.product_of_batches if operation.__name__ == "quantized_matmul" else None)
+        assert of_batches is (batches.batched_quantized_matmul if operation.__name__ == "quantized_matmul" else None)
         assert upstream is of_mlx[operation.__name__]
         return lambda *_, **__: answers.setdefault(operation.__name__, object())
 

@@ -17,7 +17,7 @@ from mlx_cuda._common.limits import (
     Attention,
     DispatchThresholds,
     Figures,
-    Products,
+    Matmul,
     as_json,
     conservative,
     from_json,
@@ -29,7 +29,7 @@ from mlx_cuda._matmul.rules import choose_quantized
 from .test_dispatch import PREFILL as CHUNK
 from .test_matmul_dispatch import PREFILL
 
-OWN = DispatchThresholds(dict.fromkeys(KINDS, Products(half_precision=96, upstream=640)), Attention(chunks="cudnn"), "measured here")
+OWN = DispatchThresholds(dict.fromkeys(KINDS, Matmul(half_precision=96, upstream=640)), Attention(chunks="cudnn"), "measured here")
 VERSIONS = {"driver": "13.0", "mlx": "0.32.4", "mlx_cuda": "1"}
 
 
@@ -54,40 +54,40 @@ def _put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 ])  # fmt: skip
 def test_data_sheets(capability: tuple[int, int], figures: Figures, rows: int) -> None:
     found = conservative(capability, figures)
-    assert {each.upstream for each in found.products.values()} == {rows}
+    assert {each.upstream for each in found.matmul.values()} == {rows}
     assert found.attention.chunks == ("cudnn" if capability > (9, 0) else "flash")
-    assert found.products["fp8"].half_precision == (512 if capability == (9, 0) else 64)
+    assert found.matmul["fp8"].half_precision == (512 if capability == (9, 0) else 64)
     assert found.source
 
 
 def test_what_the_driver_says() -> None:
     figures = {"multiprocessors": 128, "clock_khz": 2520000, "memory_khz": 10501000, "memory_bits": 384}
-    assert limits_file.by_data_sheet((8, 9), figures).products["affine 4"].upstream == 416
+    assert limits_file.by_data_sheet((8, 9), figures).matmul["affine 4"].upstream == 416
     shared = limits_file.by_data_sheet((12, 1), figures | {"multiprocessors": 48, "memory_khz": 0})  # memory that is the host's
-    assert shared.products["affine 4"].upstream > 416
+    assert shared.matmul["affine 4"].upstream > 416
 
 
 def test_calls_choose_by_the_limits_in_force() -> None:
-    product, chunk = PREFILL._replace(capability=(8, 9)), CHUNK._replace(capability=(8, 9), k_len=8192)
-    assert (choose_quantized(product).engine, choose_attention(chunk).engine) == ("dequantize", "flash")
+    matmul, chunk = PREFILL._replace(capability=(8, 9)), CHUNK._replace(capability=(8, 9), k_len=8192)
+    assert (choose_quantized(matmul).engine, choose_attention(chunk).engine) == ("dequantize", "flash")
     forgotten: list[bool] = []
     known.on_change(lambda: forgotten.append(True))
     known.put((8, 9), OWN)
     assert forgotten == [True]
     assert known.limits((8, 9)) is OWN
-    assert (choose_quantized(product).engine, choose_attention(chunk).engine) == ("mlx", "cudnn")
-    assert "up to 640 tokens MLX's kernel is faster" in choose_quantized(product).reason
-    assert choose_quantized(product._replace(rows=96)).engine == "small_m"
-    assert choose_quantized(product._replace(rows=641)).engine == "dequantize"
+    assert (choose_quantized(matmul).engine, choose_attention(chunk).engine) == ("mlx", "cudnn")
+    assert "up to 640 tokens MLX's kernel is faster" in choose_quantized(matmul).reason
+    assert choose_quantized(matmul._replace(rows=96)).engine == "small_m"
+    assert choose_quantized(matmul._replace(rows=641)).engine == "dequantize"
     # MLX's kernel that dequantises as it goes takes no others
     others: list[dict[str, Any]] = [
         {"bits": 3}, {"n": 14400}, {"k": 4128}, {"dtype": "float32"}, {"transpose": False}, {"k": 4160, "group_size": 128},
     ]  # fmt: skip
     for other in others:
-        assert choose_quantized(product._replace(**other)).engine == "dequantize"
+        assert choose_quantized(matmul._replace(**other)).engine == "dequantize"
     known.put((8, 9), None)
     assert known.limits((8, 9)) is PLAIN
-    assert choose_quantized(product).engine == "dequantize"
+    assert choose_quantized(matmul).engine == "dequantize"
 
 
 def test_a_choice_that_began_before_is_not_kept() -> None:
@@ -118,9 +118,11 @@ def test_as_json() -> None:
     assert from_json(json.loads(json.dumps(as_json(OWN))), "measured here") == OWN
 
 
-def test_a_file_with_a_former_name() -> None:
-    former = json.dumps(as_json(OWN)).replace('"small_m"', '"skinny"')
-    assert from_json(json.loads(former), "measured here") == OWN
+def test_a_file_with_former_names() -> None:
+    former = json.loads(json.dumps(as_json(OWN)).replace('"small_m"', '"skinny"').replace('"matmul"', '"products"'))
+    assert from_json(former, "measured here") == OWN
+    text = json.dumps({"mlx_cuda_limits": 1, "gpus": {"GPU": {"limits": former}}})
+    assert limits_file.parse(text) == {"GPU": {"limits": as_json(OWN)}}
 
 
 def _broken(**attention: Any) -> Any:
@@ -130,8 +132,8 @@ def _broken(**attention: Any) -> Any:
 
 
 @pytest.mark.parametrize("content", [
-    None, {}, {"products": {}, "attention": {}}, _broken(growing=-1), _broken(growing=True), _broken(growing=1.5), _broken(chunks="best"),
-    _broken(chunks=[]), _broken(unknown=1), {**as_json(OWN), "products": {"affine 4": {}}},
+    None, {}, {"matmul": {}, "attention": {}}, _broken(growing=-1), _broken(growing=True), _broken(growing=1.5), _broken(chunks="best"),
+    _broken(chunks=[]), _broken(unknown=1), {**as_json(OWN), "matmul": {"affine 4": {}}},
 ])  # fmt: skip
 def test_what_are_no_limits(content: Any) -> None:
     with pytest.raises(ValueError, match="limits"):
@@ -174,4 +176,4 @@ def test_what_comes_with_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for versions, expected in ((VERSIONS, OWN), (VERSIONS | {"mlx": "0.33.0"}, PLAIN)):
         found = limits_file.measured("GPU", versions, own)
         assert found is not None
-        assert found.products == expected.products
+        assert found.matmul == expected.matmul

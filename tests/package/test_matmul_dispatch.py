@@ -1,4 +1,4 @@
-"""The rules of matrix products as a table: one call, what is changed in it, who computes it, and the rule that says so."""
+"""The rules of matmuls as a table: one call, what is changed in it, who computes it, and the rule that says so."""
 
 from __future__ import annotations
 

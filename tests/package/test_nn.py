@@ -10,7 +10,7 @@ import mlx_cuda
 import pytest
 from mlx.utils import tree_flatten
 
-from .products import Products
+from .matmuls import Matmuls
 from .references import assert_close, host, random
 
 mlx_nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
@@ -113,7 +113,7 @@ def test_experts_of_nvfp4_may_have_scales_of_their_own() -> None:
         ours_nn.SwitchLinear(64, 8, 4).to_quantized(mode="mxfp4", global_scale=True)
 
 
-def test_layers_use_the_native_module(products: Products) -> None:
+def test_layers_use_the_native_module(matmuls: Matmuls) -> None:
     layer = ours_nn.SwitchLinear(64, 8, 4)
     quantised = layer.to_quantized()
     layer.set_dtype(mx.bfloat16)
@@ -123,7 +123,7 @@ def test_layers_use_the_native_module(products: Products) -> None:
     quantised(x, rising, sorted_indices=True)
     quantised(x[:8], rising[:8])
     ours_nn.QuantizedLinear(64, 8)(random((3, 64)))
-    assert products.calls == [
+    assert matmuls.calls == [
         "gather (80, 1, 64) (4, 8, 64) None (80,) True True",
         "grouped quantised (80, 64) True",
         "small_m (8, 1, 64) None (8,)",

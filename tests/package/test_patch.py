@@ -16,7 +16,7 @@ from mlx_cuda._operations import OPERATIONS
 from mlx_cuda._patch import EVERY
 from mlx_cuda._replay import packing
 
-from .products import Products
+from .matmuls import Matmuls
 from .references import assert_close, host, random
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
@@ -43,6 +43,7 @@ def test_patches_and_restores() -> None:
         inside = functions()
         with mlx_cuda.patch():
             pass
+        mlx_cuda.patch()  # once more changes nothing
         assert functions() == inside
     assert functions() == before
     mlx_cuda.patch()
@@ -90,7 +91,7 @@ def test_restores_after_an_error() -> None:
 
 
 @pytest.mark.usefixtures("on_the_cpu")
-def test_routes(products: Products) -> None:
+def test_routes(matmuls: Matmuls) -> None:
     half = mx.float16
     x, a, b, rhs = random((80, 1, 64), half), random((80, 1, 16), half), random((4, 16, 9), half, seed=1), mx.arange(80) % 4
     scales, biases = S.astype(half), B.astype(half)
@@ -107,23 +108,23 @@ def test_routes(products: Products) -> None:
         )
         layer = nn.QuantizedLinear(64, 8)
         layer(x[:3, 0])
-    assert [name.split(" (")[0] for name in products.calls] == ["dequantize", "gather", "grouped quantised", "small_m"]
+    assert [name.split(" (")[0] for name in matmuls.calls] == ["dequantize", "gather", "grouped quantised", "small_m"]
     for got, expected in zip(ours, theirs, strict=True):
         assert_close(got, host(expected), slack=2)
 
 
 @pytest.mark.usefixtures("on_the_cpu")
-def test_leaves_the_rest_to_mlx(products: Products) -> None:
+def test_leaves_the_rest_to_mlx(matmuls: Matmuls) -> None:
     x = random((3, 64))
     with mlx_cuda.patch():
         expected = mx.quantized_matmul(x, W, S, B, group_size=32)  # a batch of weights
         assert expected.shape == (3, 8)
         assert mx.gather_mm(x, x.T).shape == (3, 3)
-    assert not products.calls
+    assert not matmuls.calls
 
 
 @pytest.mark.usefixtures("on_the_cpu")
-def test_what_is_exported_is_made_of_mlx_alone(products: Products, tmp_path: Path) -> None:
+def test_what_is_exported_is_made_of_mlx_alone(matmuls: Matmuls, tmp_path: Path) -> None:
     x, upstream = random((3, 64)), mx.quantized_matmul
     file = str(tmp_path / "function.mlxfn")
 
@@ -143,7 +144,7 @@ def test_what_is_exported_is_made_of_mlx_alone(products: Products, tmp_path: Pat
         imported: Any = mx.import_function(file)
         (got,) = imported(x)
         assert_close(got, host(function(x)))
-    assert not products.calls
+    assert not matmuls.calls
 
 
 def test_an_export_that_fails_leaves_the_patch_as_it_was(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_an_export_that_fails_leaves_the_patch_as_it_was(tmp_path: Path) -> None
                 mx.export_function(*nothing)
 
 
-def test_errors_are_those_of_mlx(products: Products) -> None:
+def test_errors_are_those_of_mlx(matmuls: Matmuls) -> None:
     calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
         ("quantized_matmul", (random((3, 64)), W[0], S[0]), {"group_size": 32}),
         ("quantized_matmul", (random((3, 32)), W[0], S[0], B[0]), {"group_size": 32}),

@@ -15,7 +15,7 @@ from mlx_cuda._common.choice import Gpu
 from tests.gpu import quantized_cases as cases
 from tests.gpu.formats import FORMS, Form
 
-from .products import Products
+from .matmuls import Matmuls
 from .references import DTYPES, assert_close, host, random
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -34,7 +34,7 @@ def check(x: mx.array, weights: cases.Weights, *, transpose: bool, slack: float 
     result: mx.array = OURS.quantized_matmul(x, *weights.arrays, transpose=transpose, **weights.options)
     expected = MLX.quantized_matmul(x, *weights.arrays, transpose=transpose, **weights.options)
     assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
-    exact, size = (function(host(x), weights, transpose=transpose) for function in (cases.product, cases.size_of))
+    exact, size = (function(host(x), weights, transpose=transpose) for function in (cases.matmul, cases.size_of))
     assert_close(result, exact, slack=slack, size=size)
     return result
 
@@ -60,18 +60,18 @@ def test_every_form(form: Form, rows: tuple[int, ...], transpose: bool, dtype: m
     dtype=st.sampled_from(DTYPES),
     odd=st.sampled_from((1, 7, 33)),
 )
-def test_every_form_natively(products: Products, form: Form, rows: tuple[int, ...], transpose: bool, dtype: mx.Dtype, odd: int) -> None:
-    products.calls.clear()
+def test_every_form_natively(matmuls: Matmuls, form: Form, rows: tuple[int, ...], transpose: bool, dtype: mx.Dtype, odd: int) -> None:
+    matmuls.calls.clear()
     weights = drawn(form, (odd, 2 * form.group_size), dtype)
     x = random((*rows, weights.exact.shape[1 if transpose else 0]), dtype)
     check(x, weights, transpose=transpose)
     most = 4 if not transpose else 64 if dtype == mx.float32 else 512
     many = int(np.prod(rows)) > most
-    assert products.calls == [f"dequantize {x.shape} {transpose}" if many else f"small_m {x.shape} None None"]
+    assert matmuls.calls == [f"dequantize {x.shape} {transpose}" if many else f"small_m {x.shape} None None"]
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
-def test_one_row_of_small_weights(products: Products, dtype: mx.Dtype) -> None:
+def test_one_row_of_small_weights(matmuls: Matmuls, dtype: mx.Dtype) -> None:
     """The native module may call MLX's kernel for these: Python cannot know whether that takes what is not evaluated yet."""
     weights = drawn(Form("affine", 4, 64), (14, 512), dtype)
     other = cases.Weights(tuple(array[::2] for array in weights.arrays), weights.exact[::2], weights.form)
@@ -79,7 +79,7 @@ def test_one_row_of_small_weights(products: Products, dtype: mx.Dtype) -> None:
         check(random(shape, dtype), those, transpose=True)
         with mlx_cuda.patch():
             mx.quantized_matmul(random(shape, dtype), *those.arrays, **those.options)
-    assert products.calls == [f"small {shape} None None" for shape in ((512,), (1, 512), (1, 1, 512), (1, 512)) for _ in range(2)]
+    assert matmuls.calls == [f"small {shape} None None" for shape in ((512,), (1, 512), (1, 1, 512), (1, 512)) for _ in range(2)]
 
 
 def test_gradients_of_a_vector() -> None:
@@ -101,13 +101,13 @@ def test_batches_broadcast() -> None:
         check(random((*batch, 5, 64)), weights, transpose=True)
 
 
-def test_one_weight_for_all_is_no_batch(products: Products) -> None:
+def test_one_weight_for_all_is_no_batch(matmuls: Matmuls) -> None:
     weights = drawn(FORM, (1, 1, 7, 64))
     assert check(random((2, 5, 64)), weights, transpose=True).shape == (1, 2, 5, 7)
     check(random((2, 300, 64)), weights, transpose=True)
-    assert products.calls == ["small_m (1, 2, 5, 64) None None", "dequantize (1, 2, 300, 64) True"]
+    assert matmuls.calls == ["small_m (1, 2, 5, 64) None None", "dequantize (1, 2, 300, 64) True"]
     check(random((2, 3, 5, 64)), drawn(FORM, (3, 7, 64)), transpose=True)
-    assert len(products.calls) == 2  # MLX's own
+    assert len(matmuls.calls) == 2  # MLX's own
 
 
 def test_strided_operands() -> None:
@@ -121,7 +121,7 @@ def test_strided_operands() -> None:
 @pytest.mark.parametrize("natively", [False, True])
 def test_dtypes_promote(natively: bool, request: pytest.FixtureRequest) -> None:
     if natively:
-        request.getfixturevalue("products")
+        request.getfixturevalue("matmuls")
     for dtype, scales in ((mx.float16, mx.float32), (mx.bfloat16, mx.float16), (mx.float32, mx.bfloat16), (mx.int32, mx.float16)):
         w, s, b = drawn(FORM, (5, 64)).arrays
         arrays = w, s.astype(scales), b.astype(scales)
@@ -146,7 +146,7 @@ def test_empty(
 ) -> None:
     """For some of these MLX divides by zero."""
     if natively:
-        request.getfixturevalue("products")
+        request.getfixturevalue("matmuls")
     arrays = mx.zeros((w[0], w[1] // 8), mx.uint32), mx.zeros((w[0], w[1] // 32)), mx.zeros((w[0], w[1] // 32))
     result = OURS.quantized_matmul(mx.ones(x), *arrays, transpose=transpose, group_size=32)
     assert result.shape == shape
@@ -163,31 +163,31 @@ def test_defaults_are_those_of_the_mode() -> None:
 @pytest.mark.parametrize("rows", [5, 70])
 @pytest.mark.parametrize("transpose", [True, False])
 @pytest.mark.parametrize("form", [FORM, Form("mxfp8", 8, 32)], ids=str)
-def test_gradients(products: Products, form: Form, transpose: bool, rows: int) -> None:
+def test_gradients(matmuls: Matmuls, form: Form, transpose: bool, rows: int) -> None:
     weights = drawn(form, (9, 64))
     x, cotangent = random((rows, 64 if transpose else 9)), random((rows, 9 if transpose else 64), seed=2)
     count = len(weights.arrays) if form.mode == "affine" else 1
     primals = [x, *weights.arrays[1:]][:count]
 
     def through(function: Any) -> list[mx.array]:
-        def product(x: mx.array, *parts: mx.array) -> mx.array:
+        def matmul(x: mx.array, *parts: mx.array) -> mx.array:
             scales, *biases = parts or weights.arrays[1:]
             result: mx.array = function(x, weights.arrays[0], scales, *biases, transpose=transpose, **weights.options)
             return result
 
-        return mx.vjp(product, primals, [cotangent])[1]
+        return mx.vjp(matmul, primals, [cotangent])[1]
 
-    products.calls.clear()
+    matmuls.calls.clear()
     for got, expected in zip(through(OURS.quantized_matmul), through(MLX.quantized_matmul), strict=True):
         assert_close(got, host(expected), slack=2)
-    assert len(products.calls) == (2 if not transpose or rows > 64 else 1)  # the gradient of x too
+    assert len(matmuls.calls) == (2 if not transpose or rows > 64 else 1)  # the gradient of x too
 
 
-def test_compiled(products: Products) -> None:
+def test_compiled(matmuls: Matmuls) -> None:
     weights = drawn(FORM, (9, 64))
     call = mx.compile(lambda x: OURS.quantized_matmul(2 * x, *weights.arrays, **weights.options))
     for rows in (3, 70):
-        assert_close(call(random((rows, 64))), cases.product(2 * host(random((rows, 64))), weights, transpose=True))
+        assert_close(call(random((rows, 64))), cases.matmul(2 * host(random((rows, 64))), weights, transpose=True))
 
 
 W, S, B = MLX.quantize(mx.ones((8, 128)))
@@ -256,7 +256,7 @@ def test_what_is_composed_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     check(random((3, 5, 48)), batch, transpose=True)
 
 
-def test_explain_names_the_kernel(products: Products) -> None:
+def test_explain_names_the_kernel(matmuls: Matmuls) -> None:
     """Which the native module says of the operands as it takes them; of what no kernel of ours for few rows computes there is none."""
     weights = drawn(Form("affine", 4, 64), (10, 64))
     named = [
@@ -276,4 +276,4 @@ def test_explain_names_the_kernel(products: Products) -> None:
     rhs = mx.array([[0, 2], [1, 1]])
     options: dict[str, Any] = stack.options | {"rhs_indices": rhs}
     assert mlx_cuda.explain(OURS.gather_qmm, random((2, 2, 1, 64)), *stack.arrays, **options).kernel == "source (4, 1, 64) (4,) True"
-    assert products.calls == []  # nothing was computed
+    assert matmuls.calls == []  # nothing was computed

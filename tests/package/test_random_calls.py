@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.gpu import cases, product_cases, product_trials, soak, trials
+from tests.gpu import cases, matmul_cases, matmul_trials, soak, trials
 from tests.gpu.cases import Case
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -122,14 +122,14 @@ def test_the_program_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0 failed" in printed
 
 
-def test_the_program_knows_products_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert soak.main(["--of", "products", "--cases", "40", "--processes", "1", "--workers", "1", "--largest", "100000"]) == 0
+def test_the_program_knows_matmul_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert soak.main(["--of", "matmul", "--cases", "40", "--processes", "1", "--workers", "1", "--largest", "100000"]) == 0
     assert "seeds 0 to 39: 40 cases" in capsys.readouterr().out
 
 
 def test_the_program_leaves_out_what_it_is_told_to(capsys: pytest.CaptureFixture[str]) -> None:
     few = ["--cases", "40", "--processes", "1", "--workers", "1", "--largest", "100000"]
-    assert soak.main(["--of", "products", "--without", "mlx", *few]) == 0
+    assert soak.main(["--of", "matmul", "--without", "mlx", *few]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"seeds 0 to 39: \d cases .*\n  fallback +\d cases", printed)
     assert re.search(r"\d+ more were of other engines", printed)
@@ -137,14 +137,14 @@ def test_the_program_leaves_out_what_it_is_told_to(capsys: pytest.CaptureFixture
         soak.main(["--without", "mlx", *few])
 
 
-def test_wrong_products_are_found() -> None:
+def test_wrong_matmuls_are_found() -> None:
     for seed in range(30):
-        case = product_cases.draw(seed, most=100000)
-        outcome = product_trials.compute(case)
-        assert not product_cases.judge(case, outcome.engine, outcome.results, gpu=False)
+        case = matmul_cases.draw(seed, most=100000)
+        outcome = matmul_trials.compute(case)
+        assert not matmul_cases.judge(case, outcome.engine, outcome.results, gpu=False)
         for name in outcome.results.keys() & {"out", "x", "w"}:
             spoilt = outcome.results | {name: -outcome.results[name]}
-            assert product_cases.judge(case, outcome.engine, spoilt, gpu=False), name
+            assert matmul_cases.judge(case, outcome.engine, spoilt, gpu=False), name
 
 
 def test_processes_divide_the_cases(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from .references import error, host, random
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
-CLOSE = 5e-3 if mx.cuda.is_available() else 2e-5  # a GPU rounds the inputs of float32 products to TF32
+CLOSE = 5e-3 if mx.cuda.is_available() else 2e-5  # a GPU rounds the inputs of float32 matmuls to TF32
 # By chunks the gradients of strong decays cancel. MLX's wheels for Windows bring OpenBLAS: 3.6e-5 with its kernels for AVX-512,
 # 2.8e-5 with those for AVX2. Those for Linux x86_64 bring the reference BLAS: 1.7e-5 everywhere.
 BY_CHUNKS = max(CLOSE, 5e-5) if sys.platform == "win32" else CLOSE

@@ -14,7 +14,7 @@ from mlx_cuda._mlx_lm.models import Decoding
 from mlx_cuda._replay import sequences, states, step
 
 from ..gpu.decoding_model import ArraysCache, Model, caches_of, merged, of_changing_size
-from .sessions_on_cpu import CaptureError, Step, close, joined, of_three, replayed, words
+from .sessions_on_cpu import CaptureError, Step, all_close, as_it_is, both_calls, close, joined, of_three, replayed, words
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -27,18 +27,10 @@ def model() -> Model:
     return model
 
 
-def as_it_is(model: Model) -> Any:
-    return lambda tokens, cache: model(tokens, cache=cache)
-
-
-def same(one: list[mx.array], other: list[mx.array]) -> bool:
-    return len(one) == len(other) and all(map(close, one, other))
-
-
 def test_sequences_join_and_leave(decoding: Decoding, model: Model) -> None:
     expected, theirs = of_changing_size(model, words(64), as_it_is(model))
     logits, ours = of_changing_size(model, words(64), replayed(decoding, model))
-    assert same(logits, expected)
+    assert all_close(logits, expected)
     assert all(map(sequences.is_in_pages, ours))
     assert decoding.replayed == 32 - decoding.captured
     assert decoding.captured == 1
@@ -46,14 +38,14 @@ def test_sequences_join_and_leave(decoding: Decoding, model: Model) -> None:
     for one, other in zip(ours, theirs, strict=True):
         if isinstance(other, ArraysCache):
             assert one.nbytes == sum(array.nbytes for array in other.cache)
-            assert same(one.cache, other.cache)
+            assert all_close(one.cache, other.cache)
             assert not sequences.is_in_pages(one)
 
 
 def test_batches_take_turns(decoding: Decoding, model: Model) -> None:
     """Of which one has sequences of the other, and a third is another size."""
     tokens, found = words(40), []
-    for call in (as_it_is(model), replayed(decoding, model)):
+    for call in both_calls(decoding, model):
         one, logits = joined(call, model, tokens)
         for each in one:
             each.filter([0, 3])
@@ -63,13 +55,13 @@ def test_batches_take_turns(decoding: Decoding, model: Model) -> None:
             each.extend(more)
         del one
         found.append([*logits, call(tokens, third) if tokens.shape[1] == 1 else call(tokens[:, 27:28], third)])
-    assert same(*found)
+    assert all_close(*found)
     assert all(map(sequences.is_in_pages, third))
 
 
 def test_what_is_given_away_stays_as_it_is(decoding: Decoding, model: Model) -> None:
     tokens, found = words(40), []
-    for call in (as_it_is(model), replayed(decoding, model)):
+    for call in both_calls(decoding, model):
         cache, logits = of_three(call, model, tokens)
         one, other = [each.extract(1) for each in cache], copy.deepcopy(cache)
         logits += [call(tokens[:, i : i + 1], cache) for i in range(12, 14)]
@@ -79,13 +71,13 @@ def test_what_is_given_away_stays_as_it_is(decoding: Decoding, model: Model) -> 
         logits.append(call(tokens[:2, 14:15], cache))
         found.append([*logits, call(tokens[:, 20:21], other), *(model(tokens[:1, 21:22], cache=alone) for alone in (one, last))])
         found[-1] += [each.cache[0] for own in (one, last) for each in own if isinstance(each, ArraysCache)]
-    assert same(*found)
+    assert all_close(*found)
 
 
 def test_copies_may_be_the_first_that_go_on(decoding: Decoding, model: Model) -> None:
     """And what two caches hold is each one's own."""
     tokens, found = words(40), []
-    for call in (as_it_is(model), replayed(decoding, model)):
+    for call in both_calls(decoding, model):
         cache, logits = of_three(call, model, tokens)
         one, other = copy.deepcopy(cache), copy.deepcopy(cache)
         for each in one:
@@ -99,7 +91,7 @@ def test_copies_may_be_the_first_that_go_on(decoding: Decoding, model: Model) ->
             each.extend(more)
         five = mx.concatenate([tokens, tokens[:2]])
         found.append([*logits, call(tokens[:2, 24:25], joined), call(five[:, 25:26], cache), call(tokens[:2, 26:27], joined)])
-    assert same(*found)
+    assert all_close(*found)
     kinds = [(session.batch, session.columns) for session in decoding.batches.sessions]
     assert len(kinds) == len({*kinds})
 
@@ -114,7 +106,7 @@ def test_what_ends_while_states_are_put_in_order_loses_none(
     def fail(*_: Any) -> None:
         raise error
 
-    for call in (as_it_is(model), replayed(decoding, model)):
+    for call in both_calls(decoding, model):
         cache, logits = of_three(call, model, tokens)
         for each in cache:
             each.filter([2, 0, 1])
@@ -124,7 +116,7 @@ def test_what_ends_while_states_are_put_in_order_loses_none(
                 decoding.step(model, type(model).__call__, tokens[:, 12:13], cache, at_once=False)
         logits.append(model(tokens[:, 12:13], cache=cache))
         found.append(logits + [model(tokens[:, i : i + 1], cache=cache) for i in range(13, 16)])
-    assert same(*found)
+    assert all_close(*found)
 
 
 def test_a_step_that_ends_after_it_has_run_does_not_run_twice(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,26 +136,26 @@ def test_a_step_that_ends_after_it_has_run_does_not_run_twice(decoding: Decoding
 
 def test_a_read_or_changed_state_is_the_cache_s_own(decoding: Decoding, model: Model) -> None:
     tokens, found = words(40), []
-    for call in (as_it_is(model), replayed(decoding, model)):
+    for call in both_calls(decoding, model):
         cache, logits = of_three(call, model, tokens)
         cache[2][0] = cache[2][0] * 0.5
         logits += [call(tokens[:, i : i + 1], cache) for i in range(12, 16)]
         for each in cache:
             each.filter([2, 2, 0])
         found.append(logits + [call(tokens[:, i : i + 1], cache) for i in range(16, 20)])
-    assert same(*found)
+    assert all_close(*found)
 
 
 def test_more_sequences_than_there_is_memory_for(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "EXPECTED", 1)
     tokens, found = words(40), []
-    for call in (as_it_is(model), replayed(decoding, model)):
+    for call in both_calls(decoding, model):
         cache = merged(model, [tokens[i : i + 1, :n] for i, n in ((0, 5), (2, 8))])
         logits = [call(tokens[:2, i : i + 1], cache) for i in range(8, 12)]
         for each, more in zip(cache, merged(model, [tokens[1:2, :3]]), strict=True):
             each.extend(more)
         found.append(logits + [call(tokens[:, i : i + 1], cache) for i in range(12, 18)])
-    assert same(*found)
+    assert all_close(*found)
     assert decoding.batches.pool is not None
     assert decoding.batches.pool.states.most == 4
 
@@ -190,14 +182,14 @@ def test_a_size_that_differs_leaves_the_states_as_they_were(decoding: Decoding, 
 
     monkeypatch.setattr(batches, "compare", wrong)
     logits += more(ours, lambda tokens, cache: decoding.step(model, type(model).__call__, tokens, cache, at_once=False))
-    assert same(logits, expected)
+    assert all_close(logits, expected)
     assert decoding.batches.refused
 
 
 def test_two_batches_in_pages_whose_common_size_differs(decoding: Decoding, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have no arrays of their own to go back to."""
     found = []
-    for call in (as_it_is(model), replayed(decoding, model)):
+    for call in both_calls(decoding, model):
         one, other = (of_three(call, model, words(40))[0] for _ in range(2))
         for each, more in zip(one, other, strict=True):
             each.extend(more)

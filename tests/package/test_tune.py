@@ -6,6 +6,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ class Module:
     def forget_calls(self) -> None:
         self.forgotten = True
 
-    def find(self, key: str, product: Tuned) -> None:
-        self.known[key] = (product.algorithm, product.microseconds, product.first_microseconds)
+    def find(self, key: str, matmul: Tuned) -> None:
+        self.known[key] = (matmul.algorithm, matmul.microseconds, matmul.first_microseconds)
 
 
 @pytest.fixture
@@ -59,16 +60,28 @@ def test_finds_are_written_at_the_end_and_read_by_the_next(module: Module, tmp_p
     with mlx_cuda.tune(path=path) as tuning:
         assert module.on
         module.find("a", FAST)
-        assert tuning.products == {"a": FAST}
+        assert tuning.matmuls == {"a": FAST}
         assert not path.exists()
     assert not module.on
     assert tuned_file.read(path) == {"a": FAST}
     module.known = {}
     with mlx_cuda.tune(path=path) as tuning:
-        assert tuning.products == {"a": FAST}
+        assert tuning.matmuls == {"a": FAST}
         module.find("b", SLOW)
     assert tuned_file.read(path) == {"a": FAST, "b": SLOW}
     assert [each.name for each in path.parent.iterdir()] == ["tuned.json"]
+
+
+@pytest.mark.usefixtures("module")
+def test_former_names(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.json"
+    path.write_text(json.dumps({"mlx_cuda_tuned": 1, "products": {"a": vars(FAST)}}))
+    with mlx_cuda.tune(path=path) as tuning, pytest.warns(DeprecationWarning, match="matmuls"):
+        assert attrgetter("products")(tuning) == {"a": FAST}
+    tuned_file.add(path, {"b": SLOW})
+    assert json.loads(path.read_text())["matmuls"] == {"a": vars(FAST), "b": vars(SLOW)}
+    with pytest.raises(AttributeError, match="'Tuning' object has no attribute 'others'"):
+        _ = tuning.others
 
 
 def test_another_process_has_written_in_between(module: Module, tmp_path: Path) -> None:
@@ -106,7 +119,7 @@ def test_nothing_found_nothing_written(module: Module, tmp_path: Path) -> None:
 def test_without_a_native_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "loaded", None)
     with mlx_cuda.tune(path=tmp_path / "tuned.json") as tuning:
-        assert tuning.products == {}
+        assert tuning.matmuls == {}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -114,13 +127,13 @@ TEXTS = {
     "no JSON": "{",
     "no object": "[]",
     "another program's": '{"format": 1}',
-    "a later format": '{"mlx_cuda_tuned": 2, "products": {}}',
-    "no products": '{"mlx_cuda_tuned": 1}',
-    "half an algorithm": json.dumps({"mlx_cuda_tuned": 1, "products": {"a": {**vars(FAST), "algorithm": "0f"}}}),
-    "no hexadecimals": json.dumps({"mlx_cuda_tuned": 1, "products": {"a": {**vars(FAST), "algorithm": "0g" * 64}}}),
-    "upper case": json.dumps({"mlx_cuda_tuned": 1, "products": {"a": {**vars(FAST), "algorithm": "0F" * 64}}}),
-    "no time": json.dumps({"mlx_cuda_tuned": 1, "products": {"a": {"algorithm": "0f" * 64}}}),
-    "a number as product": json.dumps({"mlx_cuda_tuned": 1, "products": {"a": 1}}),
+    "a later format": '{"mlx_cuda_tuned": 2, "matmuls": {}}',
+    "no matmuls": '{"mlx_cuda_tuned": 1}',
+    "half an algorithm": json.dumps({"mlx_cuda_tuned": 1, "matmuls": {"a": {**vars(FAST), "algorithm": "0f"}}}),
+    "no hexadecimals": json.dumps({"mlx_cuda_tuned": 1, "matmuls": {"a": {**vars(FAST), "algorithm": "0g" * 64}}}),
+    "upper case": json.dumps({"mlx_cuda_tuned": 1, "matmuls": {"a": {**vars(FAST), "algorithm": "0F" * 64}}}),
+    "no time": json.dumps({"mlx_cuda_tuned": 1, "matmuls": {"a": {"algorithm": "0f" * 64}}}),
+    "a number as matmul": json.dumps({"mlx_cuda_tuned": 1, "matmuls": {"a": 1}}),
 }
 
 
@@ -130,7 +143,7 @@ def test_a_file_of_something_else_is_left_alone(text: str, module: Module, tmp_p
     path.write_text(text)
     with pytest.warns(RuntimeWarning, match=r"leaves .*tuned\.json alone.* Delete it, or name another file with MLX_CUDA_TUNED\."):
         tuning = mlx_cuda.tune(path=path)
-    assert tuning.products == {}
+    assert tuning.matmuls == {}
     module.find("a", FAST)
     with pytest.warns(RuntimeWarning, match="leaves"):
         tuning.stop()

@@ -102,7 +102,7 @@ class Adapted(nn.Module):  # type: ignore[misc]
         self.kept = Holder(window=7)
         self.queue = deque([8.5])
         self.chosen = {3}
-        self.compiled, self.sign, self.product = mx.compile(scaled), mx.sin, mx.fast.rms_norm
+        self.compiled, self.sign, self.matmul = mx.compile(scaled), mx.sin, mx.fast.rms_norm
         self.factor, self.shifted, self.tables = Factor(2.0), shifting(), (mx.ones(4), [mx.ones(4)])
         self.deque, self.kinds = deque([mx.ones(4)], maxlen=4), {Holder(on=True): None}
         self.hooks: tuple[set[int], set[int]] = (set(), {1, 2})
@@ -165,7 +165,7 @@ EDITS: dict[str, Callable[[Any], object]] = {
     "a tuple's array is added to": lambda model: _add_to(model.layers[0].tables[0]),
     "a queue's array is added to": lambda model: _add_to(model.layers[0].deque[0]),
     "a function of C's is another": lambda model: setattr(model.layers[0], "sign", mx.cos),
-    "a function of MLX's is another": lambda model: setattr(model.layers[0], "product", mx.fast.layer_norm),
+    "a function of MLX's is another": lambda model: setattr(model.layers[0], "matmul", mx.fast.layer_norm),
     "a compiled function is another": lambda model: setattr(model.layers[0], "compiled", mx.compile(mx.tanh)),
     "a number of another class is another": lambda model: setattr(model.layers[0], "factor", Factor(3.0)),
     "one set gives a member to another": lambda model: model.layers[0].hooks[0].add(model.layers[0].hooks[1].pop()),

@@ -13,7 +13,7 @@ from mlx_cuda._replay.pool import held_by
 
 from benchmarks.mlx_lm_parts import part
 
-from .sessions_on_cpu import close, set_both
+from .sessions_on_cpu import both_calls, close, set_both
 
 Call = Callable[[mx.array, list[Any]], mx.array]
 
@@ -49,15 +49,9 @@ def model() -> Any:
 
 
 @pytest.fixture
-def both(decoding: Decoding, model: Any) -> tuple[Call, Call]:
+def both(decoding: Decoding, model: Any) -> tuple[Call, ...]:
     """Steps as they are, and in pages."""
-
-    def replayed(tokens: mx.array, cache: list[Any]) -> mx.array:
-        logits: mx.array = decoding.step(model, type(model).__call__, tokens, cache, at_once=True)
-        assert decoding.reason == ""
-        return logits
-
-    return lambda tokens, cache: model(tokens, cache=cache), replayed
+    return both_calls(decoding, model)
 
 
 def batch(model: Any, *lengths: int, first: int = 0) -> list[Any]:

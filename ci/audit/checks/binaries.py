@@ -89,7 +89,7 @@ def _added(name: str) -> Version | None:
 
 @check("build it again with a compiler of ci/matrix/matrix.toml and GNU ld or MSVC's linker, and change nothing afterwards")
 def loader(wheel: Wheel, policy: Policy) -> Findings:
-    """Each binary is one that the system's loader takes, and has nothing that no linker of ours writes: binary/rules.py, binary/pe.py."""
+    """Each binary can be loaded, and has only what mlx-cuda's linkers write: binary/rules.py, binary/pe.py."""
     yield from ((member, f"is {error}, expected a whole binary") for member, error in wheel.unreadable.items())
     for member, binary in wheel.binaries.items():
         yield from ((member, fault) for fault in binary.faults)
@@ -149,7 +149,7 @@ DRIVE_PLACE = SEPARATOR + rb"(?!(?i:Windows|Program Files)[\\/]|\.\.?[\\/]|-)" +
 SHARE = rb"\\\\\w[\w.-]*\\" + SPACED  # of Windows' network
 PATH_CHARACTERS = re.compile(rb"[\w.@+~$\\/:-]*")
 DRIVE = re.compile(rb"\W?[A-Za-z]:")
-WORD = re.compile(rb"[^\\/]{2}")  # tables of letters have slashes between them
+WORD = re.compile(rb"[^\\/]{2}")  # tables of characters have slashes between them
 LONGEST_PATH = 4096
 
 

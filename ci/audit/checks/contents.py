@@ -52,7 +52,7 @@ def modules(wheel: Wheel, policy: Policy) -> Findings:
             yield member, f"is an unexpected binary, expected only {', '.join(f'{module.stem}.*' for module in policy.modules)}"
 
 
-# What delvewheel puts into the package's first file where it copied a DLL in, exactly except for its own version.
+# The code that delvewheel adds to the package's first file if it copied a DLL in, except for its own version.
 DELVEWHEEL = re.compile(
     rb"""\n\n\n# start delvewheel patch
 def (_delvewheel_patch_\w+)\(\):

@@ -35,7 +35,7 @@ class Supplier:
 
 
 def supplier(wheel: Wheel, policy: Policy, member: str, library: str) -> Supplier:
-    """A declared package, the wheel itself, the driver, the system, or nobody."""
+    """A declared package, the wheel itself, the driver, the system, or none."""
     key, inside, owner = wheel.key(library), _inside(wheel), policy.module(member)
     # A library that repair copied in may lean on whatever the modules that pulled it in may.
     for module in [owner] if owner else policy.modules:
@@ -72,7 +72,7 @@ def needed(wheel: Wheel, policy: Policy) -> Findings:
 
 @check("change the extra's requirements and the library's directory in ci/matrix/matrix.toml to those of the locked wheels")
 def provider(wheel: Wheel, policy: Policy) -> Findings:
-    """Each declared library that a module needs comes from a direct requirement of the extra, and lies where it is looked for."""
+    """Each declared library that a module needs comes from a direct requirement of the extra, and is where the loader searches."""
     for member, module, binary in _modules(wheel, policy):
         supplies = _requirements(wheel, module.extra)
         place = f"the extra {module.extra}" if module.extra else "the requirements"
@@ -89,7 +89,7 @@ def provider(wheel: Wheel, policy: Policy) -> Findings:
 
 
 def _locked(library: Library, wheel: Wheel, requirement: Requirement, sites: tuple[Path, ...]) -> Iterator[str]:
-    """What the locked wheels say of a library: there, in that directory, from that package, in a version that the requirement admits."""
+    """Each library is in the locked wheels: in that directory, from that package, in a version that the requirement admits."""
     path = _path(library, wheel)
     found = providers.supplied(sites, path)
     if found is None:
@@ -119,7 +119,7 @@ def rpath(wheel: Wheel, policy: Policy) -> Findings:
             elif directory not in wanted | {posixpath.dirname(member)}:
                 yield member, f"has {entry} in its RPATH, expected only directories of libraries that it needs"
             found.add(directory)
-        # A copied library without an RPATH finds its neighbours through the RPATH of the module that loaded it.
+        # A copied library without an RPATH finds libraries next to it through the RPATH of the module that loaded it.
         for directory in sorted(wanted - found) if module else ():
             yield (
                 member,
@@ -185,7 +185,7 @@ def symbols(wheel: Wheel, policy: Policy) -> Findings:
 
 
 def _exports(wheel: Wheel, policy: Policy, module: Module, binary: Binary) -> dict[str, dict[str, bool]]:
-    """What each library exports, with or without a version, that a module needs and the system does not supply."""
+    """The symbols, with or without a version, that a module needs and the system does not supply are exported by the libraries."""
     sites = _sites(policy, module)
     found = {_path(library, wheel): library.files[wheel.system] for library in _used(wheel, module, binary)}
     files = {name: there.path for path, name in found.items() if (there := providers.supplied(sites, path))}

@@ -20,7 +20,7 @@ FIXES: dict[str, str] = {}
 
 
 def check(fix: str) -> Callable[[Check], Check]:
-    """Add a check of one wheel, under the function's name with dashes. `fix` mends what it finds."""
+    """Add a check of one wheel, under the function's name with dashes. `fix` repairs its findings."""
     return _adding(CHECKS, fix)
 
 

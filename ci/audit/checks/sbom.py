@@ -15,7 +15,7 @@ from .registry import Findings, check
 
 @check("repair it again with the locked tools (requirements/factory.txt): python -m ci repair writes the SBOM")
 def sbom(wheel: Wheel, _: Policy) -> Findings:
-    """What `python -m ci repair` writes for this wheel, byte by byte; the time in it is that of its file."""
+    """The SBOM is exactly what `python -m ci repair` writes for this wheel, with the time of its file."""
     from ..sbom.document import render
 
     member = wheel.sbom

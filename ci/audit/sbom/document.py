@@ -161,7 +161,7 @@ def _package(name: str, version: str, file: str | None = None, digest: str | Non
 
 
 def _requirements(wheel: Wheel) -> Iterator[Component]:
-    """What is installed beside the wheel: any version that the requirement admits."""
+    """Packages installed next to the wheel: any version that the requirement admits."""
     for line in wheel.metadata.get_all("Requires-Dist", []):
         requirement = Requirement(line)
         extra = extra_of(requirement) or ""
@@ -180,7 +180,7 @@ def _requirements(wheel: Wheel) -> Iterator[Component]:
 
 
 def _tools(wheel: Wheel, build: Mapping[str, Any]) -> Iterator[Component]:
-    """What made the wheel: the compilers, the build tools, and this stage itself."""
+    """The tools that made the wheel: the compilers, the build tools, and this stage itself."""
     if build:
         yield _tool(build["compiler"]["id"], build["compiler"]["version"], "C++ compiler")
         yield _tool("CMake", build["cmake"], f"generator: {build['generator']}")

@@ -1,4 +1,4 @@
-"""One run of the tests as they are: how long each takes, and which of them run a line."""
+"""One run of the unchanged tests: how long each takes, and which of them run a line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Baseline:
     def tests(self, mutant: Mutant) -> list[str]:
         """The tests that run its lines, then the others of the file that has most of those: they may share what was made once.
 
-        What runs on import or in another process belongs to no test; then those that run any of its module stand for them, and where
+        Code that runs on import or in another process belongs to no test; then those that run any of its module stand for them, and where
         nothing else is in it, those that run any of its folder.
         """
         lines = self.lines.get(mutant.file, {})

@@ -42,7 +42,7 @@ def text(node: cst.SimpleString) -> Iterator[cst.CSTNode]:
 
 
 def argument(node: cst.Call) -> Iterator[cst.CSTNode]:
-    """An argument is left out or None, but for words for the eye, and for False, which is as false as None and `check`'s default."""
+    """An argument is left out or None, except text for people, and False, which is as false as None and `check`'s default."""
     told = {id(arg) for arg in node.args if arg.keyword and (arg.keyword.value in WORDS or (arg.keyword.value == "check" and _false(arg)))}
     for new in operator_arg_removal(node):
         gone = {id(arg): arg for arg in node.args}.keys() - {id(arg) for arg in new.args}
@@ -138,7 +138,7 @@ class _Finder(cst.CSTVisitor):
 
     @staticmethod
     def _skipped(node: cst.CSTNode) -> bool:
-        """What nothing reads at run time, or the eye alone."""
+        """Code that nothing, or only a person, reads at run time."""
         if isinstance(node, cst.If):
             return isinstance(node.test, cst.Name) and node.test.value == "TYPE_CHECKING"
         if isinstance(node, cst.Arg):

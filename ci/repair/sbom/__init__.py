@@ -1,6 +1,6 @@
 """The software bill of materials of a wheel: CycloneDX, in ``.dist-info/sboms/`` (PEP 770). docs/factory/sbom.md says what is in it.
 
-``python -m ci repair`` embeds it, the audit checks it. What it says comes from the wheel itself, from the locks, and from
+``python -m ci repair`` embeds it, the audit checks it. Its contents come from the wheel itself, from the locks, and from
 ``mlx_cuda/_build.json``, in which CMake tells what only the build knows; so any machine can write it, for a wheel of any platform.
 """
 
@@ -13,7 +13,7 @@ from ...matrix import Matrix
 
 
 def embed(path: Path, *, epoch: int | None = None, matrix: Matrix | None = None) -> None:
-    """Write the SBOM of a wheel into it, in the place of an older one. `epoch` is the time it bears: left out, the wheel's own."""
+    """Write the SBOM of a wheel into it, replacing an older one. `epoch` is its time: left out, the wheel's own."""
     from ...audit.sbom.document import render
     from ...wheelfile.wheel import read
     from .archive import insert, source_date_epoch

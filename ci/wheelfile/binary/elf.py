@@ -150,7 +150,7 @@ class Elf:
         return tuple(each for each in self.segments if each.type == kind)
 
     def place(self, address: int, size: int = 1) -> int:
-        """Where in the file the bytes lie that are loaded to an address."""
+        """The position in the file of the bytes that are loaded to an address."""
         for each in self.loads:
             if each.address <= address and address + size <= each.address + each.stored:
                 return each.offset + address - each.address

@@ -1,4 +1,4 @@
-"""CUDA fatbins: containers of SASS and PTX for several GPU architectures, as files and wherever they lie in a binary.
+"""CUDA fatbins: containers of SASS and PTX for several GPU architectures, as files and inside binaries.
 
 A container is a 16-byte header (magic, version, header size, size of the body) and a body of entries, each a header that names the
 kind of code and the architecture, followed by the code itself, compressed or not. NVIDIA documents none of it; the layout agrees with
@@ -118,7 +118,7 @@ TARGET = re.compile(rb"^\.target sm_(\w+)$", re.MULTILINE)
 
 
 def misplaced(data: bytes, entry: Entry, source: str) -> str:
-    """What is wrong with the code of an entry, which is unpacked for it: "" where it is of the source and for the architecture it says."""
+    """The problem of an entry's code, which is unpacked for it; empty if it is of the source and for the architecture it says."""
     _, header_size, _, stored, _, place, length, flags, unpacked = ENTRY.unpack_from(data, entry.offset)
     number = int(entry.architecture.rstrip("af"))
     variant = sum(flag for flag, letter in VARIANTS.items() if entry.architecture.endswith(letter))
@@ -160,7 +160,7 @@ def _target_of_cubin(code: bytes) -> str:
 
 
 def unlike(found: Fatbin, expected: Targets) -> Iterator[str]:
-    """What code a fatbin holds that differs from what is expected."""
+    """The code of a fatbin that differs from what is expected."""
     for kind, wanted in (("sass", expected.sass), ("ptx", expected.ptx)):
         if (held := found.architectures(kind)) != set(wanted):
             yield f"{kind.upper()} for {_spell(held)}, expected {_spell(wanted)}"

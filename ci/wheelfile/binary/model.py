@@ -1,4 +1,4 @@
-"""What is known of a native binary, whatever its format."""
+"""A native binary, whatever its format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class BinaryError(Exception):
 
 @dataclass(frozen=True)
 class Binary:
-    """What the loader and the audit want to know of a binary, in the same words for ELF and PE."""
+    """The properties of a binary for the loader and the audit, in the same words for ELF and PE."""
 
     format: Format
     machine: str  # as platform tags spell it: x86_64, aarch64, amd64
@@ -32,4 +32,4 @@ class Binary:
     company: str | None = None  # CompanyName of a PE's version resource
     signed: bool = False  # a PE that ends with a signature of what it is
     executable_stack: bool = False
-    faults: tuple[str, ...] = ()  # what no loader takes, or no linker of ours makes
+    faults: tuple[str, ...] = ()  # loaders refuse it, or mlx-cuda's linkers never write it

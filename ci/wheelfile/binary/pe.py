@@ -44,7 +44,7 @@ def read(data: bytes) -> Binary:
     )
 
 
-# What the linkers of MSVC and of GNU write into the headers and sections of a DLL.
+# The headers and sections that the linkers of MSVC and of GNU write into a DLL.
 IMAGE_BASES, SECTION_ALIGNMENT, FILE_ALIGNMENT = 0x10000, 0x1000, 0x200
 FIELDS = {
     "Magic": {0x20B},  # of 64 bits
@@ -89,7 +89,7 @@ def _header_faults(image: Any) -> Iterator[str]:
 
 
 def _section_faults(image: Any, data: bytes, certificate: int) -> Iterator[str]:
-    """Sections lie one behind the other, in memory and in the file, and nothing lies between or behind them."""
+    """Sections follow one another, in memory and in the file, without gaps and up to the end."""
     optional = image.OPTIONAL_HEADER
     sections = sorted(image.sections, key=lambda section: section.get_file_offset())  # pefile sorts them by their addresses
     headers = optional.get_file_offset() + image.FILE_HEADER.SizeOfOptionalHeader + sum(section.sizeof() for section in sections)
@@ -153,7 +153,7 @@ def _certificate(image: Any, data: bytes) -> int:
 
 
 def _symbol_faults(imports: list[tuple[str, list[str]]], exports: dict[str, str]) -> Iterator[str]:
-    """What hides from a reader of the names of DLLs and of their functions."""
+    """Things that hide the names of DLLs and of their functions from a reader."""
     for dll, names in imports:
         if dll.lower().startswith("python") and (numbers := dict.fromkeys(name for name in names if name.startswith("#"))):
             yield f"imports {', '.join(numbers)} of {dll} by ordinal, expected imports by name: they show what is in the stable ABI"

@@ -1,4 +1,4 @@
-"""What an ELF module may be: allow-lists, so that everything else is refused by its name.
+"""The rules for ELF modules: allow-lists, so that everything else is refused by its name.
 
 Each rule is of a kind that made a loader refuse or kill a module, or let a module do what the audit did not see. The limits are the
 loader's (glibc's elf/dl-load.c and dl-version.c) and those of the linkers that make our modules.
@@ -68,7 +68,7 @@ UNLOADED = {".comment", ".shstrtab", ".gnu.build.attributes", ".annobin.notes"}
 
 
 def faults(elf: Elf) -> Iterator[str]:
-    """What is wrong, one sentence each; a rule that cannot read on says so, and the others are still asked."""
+    """The problems, one sentence each; a rule that cannot read on says so, and the others still run."""
     for rule in (
         _header,
         _segments,
@@ -198,7 +198,7 @@ def _dynamic(elf: Elf) -> Iterator[str]:
         yield "has no table of symbols (DT_SYMTAB), expected one: no loader finds anything in it"
 
 
-# What those who refuse a module call what is not on the lists.
+# Names of dynamic tags (DT_…) that are refused.
 REFUSED = {16: "SYMBOLIC", 17: "REL", 21: "DEBUG", 22: "TEXTREL", 32: "PREINIT_ARRAY", 36: "RELR", 0x7FFFFFFD: "AUXILIARY"} | {
     0x7FFFFFFF: "FILTER",
     0x6FFFFEFB: "DEPAUDIT",
@@ -265,7 +265,7 @@ def _twice_told(elf: Elf) -> Iterator[str]:
 
 
 def _of_sections(elf: Elf) -> Iterator[str]:
-    """What is loaded is what the linker put together, as it may be read, written or run."""
+    """Loaded segments are what the linker put together, with its permissions to read, write or run."""
     for load in elf.loads:
         inside = [each for each in elf.sections if each.flags & ALLOCATED and 0 <= each.address - load.address < load.size]
         inside = [each for each in inside if not (each.flags & THREAD and each.type == NO_BITS)]  # which takes no place here
@@ -280,7 +280,7 @@ def _of_sections(elf: Elf) -> Iterator[str]:
 
 
 def _thread_local(elf: Elf) -> Iterator[str]:
-    """What each thread gets a copy of is what the linker put into .tdata and .tbss."""
+    """Thread-local storage is what the linker put into .tdata and .tbss."""
     inside = [each for each in elf.sections if each.flags & ALLOCATED and each.flags & THREAD]
     expected = []
     if inside:
@@ -323,7 +323,7 @@ def _properties(data: bytes) -> Iterator[str]:
 
 
 def _rest(elf: Elf) -> Iterator[str]:
-    """What is in the file and never loaded is the linker's, byte by byte; nothing lies behind it."""
+    """Bytes of the file that are never loaded are the linker's; nothing comes after them."""
     behind = max((each.offset + each.stored for each in elf.loads), default=0)
     kept = (*UNLOADED, *(each for each in (".strtab",) if any(section.name == ".symtab" for section in elf.sections)))  # see `stripped`
     beside = [each for each in elf.sections if each.type and not each.flags & ALLOCATED]

@@ -1,4 +1,4 @@
-"""What the dynamic symbols of an ELF module may be, and what leads to them: relocations, the hash table, symbol versions, names."""
+"""The rules for an ELF module's dynamic symbols, and their sources: relocations, the hash table, symbol versions, names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = {
 MOST_ADDED = 2**31  # to the address of a symbol
 OTHERS = {"aarch64": {0, 3, 0x80, 0x83}}  # visible, or that and bound inside; of aarch64 also those of vector calls
 SECTION_SYMBOL = 3
-TLS_SYMBOL, THREAD = 6, 0x400  # a kind of symbol, and the flag of the sections that they lie in
+TLS_SYMBOL, THREAD = 6, 0x400  # a kind of symbol, and the flag of its section
 BINDINGS, SYMBOL_KINDS = {LOCAL, 1, WEAK, 10}, {0, 1, 2, 6}  # 10: STB_GNU_UNIQUE; no kind 10, STT_GNU_IFUNC, nor what loaders pass over
 
 
@@ -43,7 +43,7 @@ def relocations(elf: Elf) -> Iterator[str]:
 
 
 def relocated(elf: Elf) -> Iterator[str]:
-    """What each relocation is of."""
+    """The kind of each relocation."""
     kinds, symbols = _kinds(elf), elf.symbols
     for place, info, addend in elf.relocations:
         kind, number = kinds.get(info & 0xFFFFFFFF), info >> 32

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import mlx.core as mx
 
-from .._common.arrays import StreamOrDevice, dtype_name, require_arrays, resolve
-from .._common.choice import Choice, EngineName
-from .._common.errors import WrongValue
+from .._common.arrays import StreamOrDevice, require_arrays, resolve
+from .._common.choice import Choice, EngineName, dtype_name
 from .._loader import native
 from .._operation import Call, operation
 from .composed import compose, on_16_bytes, raised, upstream, with_upstream_gradients
-from .options import AttentionKeywords, Options, Window, attention_dtype, check_mask, check_vector, checked
+from .options import AttentionKeywords, Options, Window, operands
 from .rules import FEWEST_QUERIES, MOST_BLOCKS, WIDEST_UPSTREAM_HEAD, AttentionCase, choose_attention, equal_choice
 
 if TYPE_CHECKING:
@@ -153,6 +152,7 @@ def attention(
     """
     on = resolve(stream)
     with mx.stream(on):
+        require_arrays("attention", q=q, k=k, v=v)
         arrays = operands(
             q, k, v, scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks, lengths=lengths,
             left_padding=left_padding, return_lse=return_lse, deterministic=deterministic,
@@ -163,35 +163,6 @@ def attention(
 
 
 prepare: Callable[..., AttentionCall] = vars(attention)["prepare"]  # which its overloads hide
-
-
-def operands(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    *,
-    mask: str | mx.array | None = None,
-    lengths: mx.array | None = None,
-    left_padding: mx.array | None = None,
-    deterministic: bool = False,
-    **options: Any,
-) -> tuple[mx.array, mx.array, mx.array, Options]:
-    """Check the arguments, and return them in one dtype with a positive scale."""
-    require_arrays("attention", q=q, k=k, v=v)
-    dtype = attention_dtype("attention", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
-    if mask is not None and not isinstance(mask, mx.array) and (not isinstance(mask, str) or mask != "causal"):
-        raise WrongValue(f"[attention] mask must be None, 'causal' or an array, got {mask!r}.")
-    q, k, v = (array.astype(dtype) for array in (q, k, v))
-    batch, heads, q_len, _ = q.shape
-    q, own = checked("attention", q, k.shape[2], mask=mask, **options)
-    if isinstance(mask, mx.array) or lengths is not None or left_padding is not None or deterministic is not False:
-        own = own._replace(
-            mask=check_mask(mask, (batch, heads, q_len, k.shape[2]), dtype) if isinstance(mask, mx.array) else None,
-            starts=check_vector("attention", "left_padding", left_padding, batch, mx.int32),
-            ends=check_vector("attention", "lengths", lengths, batch, mx.int32),
-            deterministic=deterministic,
-        )
-    return q, k, v, own
 
 
 def case_of(q: mx.array, v: mx.array, lengths: tuple[int, int], options: Options, engine: native.Engine, batch: int) -> AttentionCase:

@@ -54,7 +54,7 @@ def on_16_bytes(mask: mx.array) -> mx.array:
 def compose(q: mx.array, k: mx.array, v: mx.array, options: Options) -> list[mx.array]:
     """Compute calls that MLX's API cannot express, and the log-sum-exp: with a mask if that is enough, else with the scores written out."""
     mask = _restricted(q, k, options)
-    if options.ragged:  # what lies where no keys are may be anything, even NaN, which no weight of zero takes away
+    if options.ragged:  # memory beyond the keys may hold NaN, and 0 * NaN is NaN
         there = present(k.shape[2], options.starts, options.ends).swapaxes(2, 3)
         k, v = mx.where(there, k, 0), mx.where(there, v, 0)
     if options.softcap or options.lse or options.sinks is not None:
@@ -86,7 +86,7 @@ def _forgets_the_end(q: mx.array, k: mx.array) -> bool:
     engine = native.engine(on)
     if isinstance(engine, str) or not engine.module.traced([q, k]):
         return False
-    return native.device_capability(on.device)[0] == HOPPER  # by which MLX's kernels go, whatever ours are told
+    return native.device_capability(on.device)[0] == HOPPER  # the real one, as MLX's kernels use it
 
 
 def _in_whole_tiles(k: mx.array, v: mx.array, mask: mx.array | None) -> tuple[mx.array, mx.array, mx.array]:

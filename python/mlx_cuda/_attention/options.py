@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias, TypedDict
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, dtype_name, dtype_text, promoted, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, dtype_text, shape_text
+from .._common.choice import dtype_name
 from .._common.errors import WrongValue
 from .rules import MaskKind, WindowKind
 
@@ -25,13 +26,18 @@ class Keywords(TypedDict, total=False):
     stream: StreamOrDevice
 
 
-class AttentionKeywords(Keywords, total=False):
-    """The keyword arguments of ``attention``."""
+class MaskedKeywords(Keywords, total=False):
+    """Also those of the forms whose keys are masked by arrays."""
 
     window_size: Window
     mask: str | mx.array | None
     lengths: mx.array | None
     left_padding: mx.array | None
+
+
+class AttentionKeywords(MaskedKeywords, total=False):
+    """The keyword arguments of ``attention``."""
+
     deterministic: bool
 
 
@@ -89,7 +95,7 @@ class Options(NamedTuple):
 
 def require_floating(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
     """Return the dtype that these promote to; raise an error if it is not floating point."""
-    dtype = promoted(*dtypes)
+    dtype = mx.result_type(*dtypes)
     if not mx.issubdtype(dtype, mx.floating):
         raise WrongValue(f"[{operation}] Only floating point types are supported, got {dtype_text(*dtypes)}.")
     return dtype
@@ -123,26 +129,31 @@ def attention_dtype(operation: str, q: Shape, k: Shape, v: Shape, *dtypes: mx.Dt
     return require_floating(operation, *dtypes)
 
 
+def operands(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> tuple[mx.array, mx.array, mx.array, Options]:
+    """Check the arguments of ``attention``, and return them in one dtype with a positive scale."""
+    dtype = attention_dtype("attention", q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
+    q, k, v = (array.astype(dtype) for array in (q, k, v))
+    q, own = checked("attention", q, k.shape[2], **options)
+    return q, k, v, own
+
+
 def checked(
-    operation: str,
-    q: mx.array,
-    k_len: int,
-    *,
-    scale: float | None = None,
-    mask: object = None,
-    window_size: Window = None,
-    softcap: float | None = None,
-    sinks: mx.array | None = None,
-    return_lse: bool = False,
-) -> tuple[mx.array, Options]:
+    operation: str, q: mx.array, k_len: int, *, scale: float | None = None, mask: object = None, window_size: Window = None,
+    softcap: float | None = None, sinks: mx.array | None = None, lengths: mx.array | None = None, left_padding: mx.array | None = None,
+    return_lse: bool = False, deterministic: bool = False,
+) -> tuple[mx.array, Options]:  # fmt: skip
     """Return q and the checked options of all forms of attention, with a positive scale."""
     q, factor = positive_scale(q, scale)
     return q, Options(
         factor,
         softcap=check_softcap(operation, softcap),
         window=check_window(operation, window_size, mask, k_len),
-        sinks=check_vector(operation, "sinks", sinks, q.shape[1], q.dtype),
+        mask=check_mask(operation, mask, q, k_len),
+        sinks=None if sinks is None else check_array(operation, "sinks", sinks, (q.shape[1],), q.dtype),
+        starts=None if left_padding is None else check_array(operation, "left_padding", left_padding, (q.shape[0],), mx.int32),
+        ends=None if lengths is None else check_array(operation, "lengths", lengths, (q.shape[0],), mx.int32),
         lse=return_lse,
+        deterministic=deterministic,
     )
 
 
@@ -177,19 +188,18 @@ def check_softcap(operation: str, softcap: float | None) -> float:
     return float(softcap)
 
 
-def check_vector(operation: str, name: str, values: mx.array | None, size: int, dtype: mx.Dtype) -> mx.array | None:
-    """Check an optional array with one value per batch entry or head."""
-    return None if values is None else check_array(operation, name, values, (size,), dtype)
-
-
-def check_mask(mask: mx.array, scores: Shape, dtype: mx.Dtype) -> mx.array | None:
-    """Return the mask with the 4 dimensions of the scores, bool or of the result's dtype; None if it masks nothing."""
-    shape = mask.shape
+def check_mask(operation: str, mask: object, q: mx.array, k_len: int) -> mx.array | None:
+    """Return an array mask with the 4 dimensions of the scores, bool or of q's dtype; None without one, or if it masks nothing."""
+    if mask is None or (isinstance(mask, str) and mask == "causal"):
+        return None
+    if not isinstance(mask, mx.array):
+        raise WrongValue(f"[{operation}] mask must be None, 'causal' or an array, got {mask!r}.")
+    shape, scores, dtype = mask.shape, (*q.shape[:3], k_len), q.dtype
     if shape != scores and not _broadcasts(shape, scores):
-        raise WrongValue(f"[attention] mask must broadcast to [B, H, Tq, Tk] = {shape_text(scores)}, got {shape_text(shape)}.")
+        raise WrongValue(f"[{operation}] mask must broadcast to [B, H, Tq, Tk] = {shape_text(scores)}, got {shape_text(shape)}.")
     boolean = mask.dtype == mx.bool_
-    if not boolean and promoted(mask.dtype, dtype) != dtype:
-        raise WrongValue(f"[attention] mask must promote to the result's type {dtype_name(dtype)}, got {dtype_name(mask.dtype)}.")
+    if not boolean and mx.result_type(mask.dtype, dtype) != dtype:
+        raise WrongValue(f"[{operation}] mask must promote to the result's type {dtype_name(dtype)}, got {dtype_name(mask.dtype)}.")
     if 0 in shape:
         return None
     if len(shape) < 4:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, dtype_name, dtype_text, require_arrays, resolve, shape_text
-from .._common.choice import Choice
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, dtype_text, require_arrays, resolve, shape_text
+from .._common.choice import Choice, dtype_name
 from .._common.errors import WrongValue
 from .._loader import native
 from .._operation import DirectCall, operation
@@ -118,10 +118,10 @@ def paged_attention(
         table, ends = _placement("paged_attention", block_table, lengths, q.shape[0])
         k_len = table.shape[1] * k_pages.shape[2]
         q, options = checked(
-            "paged_attention", q, k_len, scale=scale, mask="causal", window_size=window_size, softcap=softcap, sinks=sinks,
+            "paged_attention", q, k_len, scale=scale, mask="causal", window_size=window_size, softcap=softcap, sinks=sinks, lengths=ends,
             return_lse=return_lse,
         )  # fmt: skip
-        options, engine = options._replace(ends=ends), native.engine(on)
+        engine = native.engine(on)
         if isinstance(engine, str) or not k_pages.shape[0]:
             choice = Choice("fallback", engine if isinstance(engine, str) else "there is no page")
         else:
@@ -149,6 +149,8 @@ def paged_cache_update(
     stream: StreamOrDevice = None,
 ) -> UpdateCall:
     """Write the last keys and values of each sequence into a paged KV cache.
+
+    Source: "PagedAttention" (arXiv:2309.06180).
 
     Args:
         k_pages: Keys of all sequences, ``[pages, Hkv, page_size, D]``.

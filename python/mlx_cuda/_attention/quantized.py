@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import mlx.core as mx
 
-from .._common.arrays import StreamOrDevice, check_array, dtype_name, require_arrays, resolve, shape_text
-from .._common.choice import OLDEST_GPU, Choice, native_elementwise
+from .._common.arrays import StreamOrDevice, check_array, require_arrays, resolve, shape_text
+from .._common.choice import OLDEST_GPU, Choice, against_native, dtype_name
 from .._common.errors import WrongType, WrongValue
 from .._loader import native
 from .._matmul.formats import Format, weights
 from .._operation import operation
 from .attention import RESULTS, AnyAttentionCall, case_of, run, spread
 from .composed import raised
-from .options import Keywords, Options, Window, attention_dtype, check_mask, check_vector, checked
+from .options import MaskedKeywords, Options, Window, attention_dtype, checked
 from .paged import in_order
 from .rules import choose_quantized_attention, equal_choice
 
@@ -23,11 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class QuantizedKeywords(Keywords, total=False):
-    window_size: Window
-    mask: str | mx.array | None
-    lengths: mx.array | None
-    left_padding: mx.array | None
+class QuantizedKeywords(MaskedKeywords, total=False):
     group_size: int | None
     bits: int | None
     mode: str
@@ -75,7 +71,7 @@ class QuantizedAttentionCall(AnyAttentionCall):
             w, scales = in_order(w, self.table), in_order(scales, self.table)
             biases = None if biases is None else in_order(biases, self.table)
         form, dtype, engine = self.form, self.q.dtype, native.engine(self.stream)
-        ours = not isinstance(engine, str) and engine.capability >= OLDEST_GPU and native_elementwise(dtype_name(dtype), w.shape)
+        ours = not isinstance(engine, str) and engine.capability >= OLDEST_GPU and not against_native(dtype_name(dtype), w.shape)
         if isinstance(engine, str) or not ours or (biases is not None and (scales.dtype, biases.dtype) != (dtype, dtype)):
             return mx.dequantize(w, scales, biases, form.group_size, form.bits, form.mode, dtype=dtype)
         return engine.module.dequantize(w, scales, biases, *form, dtype, self.stream)
@@ -160,20 +156,19 @@ def quantized_attention(
 @operation(RESULTS, k=2, k_scales=2, k_biases=2, v=2, v_scales=2, v_biases=2)
 def attend(
     q: mx.array, k: mx.array, k_scales: mx.array, v: mx.array, v_scales: mx.array, *, k_biases: mx.array | None,
-    v_biases: mx.array | None, group_size: int | None = None, bits: int | None = None, mode: str = "affine",
-    mask: str | mx.array | None = None, window_size: Window = None, lengths: mx.array | None = None,
-    left_padding: mx.array | None = None, block_table: mx.array | None = None, force_fused: bool = False, stream: StreamOrDevice = None,
-    **options: Any,
+    v_biases: mx.array | None, group_size: int | None = None, bits: int | None = None, mode: str = "affine", scale: float | None = None,
+    mask: str | mx.array | None = None, window_size: Window = None, softcap: float | None = None, sinks: mx.array | None = None,
+    lengths: mx.array | None = None, left_padding: mx.array | None = None, block_table: mx.array | None = None, return_lse: bool = False,
+    force_fused: bool = False, stream: StreamOrDevice = None,
 ) -> QuantizedAttentionCall:  # fmt: skip
     """:func:`quantized_attention` with the parts of keys and values as separate arguments."""
     operation = "quantized_attention"
     on = resolve(stream)
     with mx.stream(on):
         require_arrays(operation, q=q)
-        keys, form, k_shape = _packed("k", (k, k_scales, k_biases), group_size, bits, mode)
-        values, _, v_shape = _packed("v", (v, v_scales, v_biases), group_size, bits, mode)
-        if mask is not None and not isinstance(mask, mx.array) and (not isinstance(mask, str) or mask != "causal"):
-            raise WrongValue(f"[{operation}] mask must be None, 'causal' or an array, got {mask!r}.")
+        keys, values = (k, k_scales, k_biases), (v, v_scales, v_biases)
+        form, k_shape = _packed("k", keys, group_size, bits, mode)
+        _, v_shape = _packed("v", values, group_size, bits, mode)
         table = None
         if block_table is not None:
             if lengths is None or isinstance(mask, mx.array) or left_padding is not None:
@@ -182,24 +177,22 @@ def attend(
             if block_table.ndim != 2 or k_shape[2] == 0:
                 found = shape_text(block_table.shape, k_shape)
                 raise WrongValue(f"[{operation}] block_table must be [B, n] of pages with keys, got {found}.")
-            table, mask = check_array(operation, "block_table", block_table, (q.shape[0], block_table.shape[1]), mx.int32), "causal"
+            table = check_array(operation, "block_table", block_table, (q.shape[0], block_table.shape[1]), mx.int32)
+            mask = "causal" if mask is None else mask
             k_shape, v_shape = ((q.shape[0], of[1], table.shape[1] * of[2], of[3]) for of in (k_shape, v_shape))
         attention_dtype(operation, q.shape, k_shape, v_shape, q.dtype)
-        batch, heads, q_len, _ = q.shape
-        q, common = checked(operation, q, k_shape[2], mask=mask, window_size=window_size, **options)
-        own = common._replace(
-            mask=check_mask(mask, (batch, heads, q_len, k_shape[2]), q.dtype) if isinstance(mask, mx.array) else None,
-            starts=check_vector(operation, "left_padding", left_padding, batch, mx.int32),
-            ends=check_vector(operation, "lengths", lengths, batch, mx.int32),
-        )
+        q, options = checked(
+            operation, q, k_shape[2], scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks, lengths=lengths,
+            left_padding=left_padding, return_lse=return_lse,
+        )  # fmt: skip
         engine = native.engine(on)
         if isinstance(engine, str):
             choice = Choice("fallback", engine)
         else:
             same = k_biases is None or all(part.dtype == q.dtype for of in (keys, values) for part in of[1:] if part is not None)
-            case = case_of(q, v, (q_len, k_shape[2]), own, engine, batch)._replace(v_head_dim=v_shape[3])
+            case = case_of(q, v, (q.shape[2], k_shape[2]), options, engine, q.shape[0])._replace(v_head_dim=v_shape[3])
             choice = choose_quantized_attention(case, form, page_size=0 if table is None else k.shape[2], same_dtype=same)
-        return QuantizedAttentionCall(own, choice, on, force_fused, q, keys, values, form, table, k_shape[2], window_size)
+        return QuantizedAttentionCall(options, choice, on, force_fused, q, keys, values, form, table, k_shape[2], window_size)
 
 
 def prepare(q: mx.array, k: tuple[mx.array, ...], v: tuple[mx.array, ...], **options: Any) -> QuantizedAttentionCall:
@@ -219,11 +212,11 @@ def _parts(name: str, of: Any) -> Packed:
     return w, scales, biases
 
 
-def _packed(name: str, of: Any, group_size: int | None, bits: int | None, mode: str) -> tuple[Packed, Format, tuple[int, ...]]:
-    """Return the parts of keys or values, their quantization, and their unpacked shape."""
+def _packed(name: str, of: Packed, group_size: int | None, bits: int | None, mode: str) -> tuple[Format, tuple[int, ...]]:
+    """Check the parts of keys or values, and return their quantization and their unpacked shape."""
     operation = "quantized_attention"
-    w, scales, biases = _parts(name, of)
+    w, scales, biases = of
     require_arrays(operation, ("biases",), **{name: w, "scales": scales, "biases": biases})
     shift = None if biases is None else (biases.shape, biases.dtype)
     form, rows, columns = weights(operation, ((w.shape, w.dtype), (scales.shape, scales.dtype), shift), True, group_size, bits, mode)
-    return (w, scales, biases), form, (*w.shape[:-2], rows, columns)
+    return form, (*w.shape[:-2], rows, columns)

@@ -112,6 +112,8 @@ def attention_varlen(
 ) -> VarlenCall:
     """Compute :func:`attention` within each sequence of a ragged batch (varlen), packed without padding.
 
+    Source: "FlashAttention-2" (arXiv:2307.08691).
+
     Args:
         q: Queries, ``[total_q, H, D]``: sequence s is ``q[cu_seqlens_q[s]:cu_seqlens_q[s + 1]]``.
         k: Keys, ``[total_k, Hkv, D]``, split by ``cu_seqlens_k``.
@@ -138,8 +140,8 @@ def attention_varlen(
             call.
         TypeError: An argument is not an MLX array.
 
-    mlx-cuda's FlashAttention kernel reads the packed sequences in the cases in which :func:`attention` uses it for an array mask. Other
-    calls, and gradients, run :func:`attention` on padded sequences. No engine synchronizes with the CPU.
+    On GPUs of compute capability 8.0 or newer, mlx-cuda's FlashAttention kernel reads the packed sequences in place. Calls that it does not
+    support, and gradients, run :func:`attention` on padded sequences. No engine synchronizes with the CPU.
     """
     require_arrays("attention_varlen", q=q, k=k, v=v)
     dtype = _dtype(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)

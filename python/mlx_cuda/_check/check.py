@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 
+from .._common.errors import quote
 from . import judge, processes
 from .forms import ModelCheck, Side, SideName, Task
 
@@ -17,7 +18,7 @@ def check(model: str | os.PathLike[str], *, quick: bool = False, progress: Calla
 
     Args:
         model: A model folder, or a name on Hugging Face, as mlx-lm loads it.
-        quick: Use shorter texts and fewer answers.
+        quick: Use shorter texts and fewer answers, which takes less time and finds less.
         progress: Called with the share that is done, from 0 to 1, and the next step.
 
     Returns:
@@ -28,8 +29,8 @@ def check(model: str | os.PathLike[str], *, quick: bool = False, progress: Calla
         ValueError: mlx-lm cannot load the model; the message names a fix.
         RuntimeError: The model does not run on MLX alone.
 
-    Three processes run one after the other: MLX alone, MLX with :func:`patch`, and the model in float32, which judges differing tokens.
-    Arrays that this process has on the GPU stay there.
+    Three processes run one after the other: MLX alone, MLX with :func:`patch`, and the model in float32, which decides whether differing
+    tokens are wrong. They share the GPU's memory with the arrays of this process.
     """
     began, name = time.perf_counter(), os.fspath(model)
     processes.require_mlx_lm()
@@ -37,7 +38,7 @@ def check(model: str | os.PathLike[str], *, quick: bool = False, progress: Calla
     run = _Runs(name, quick=quick, progress=progress or (lambda *_: None))
     upstream = run("upstream")
     if failed := upstream["errors"].get("prompt"):
-        raise RuntimeError(f"[check] The model does not run on MLX alone: {failed}\n  fix: python -m mlx_lm generate --model {name}")
+        raise RuntimeError(f"[check] The model does not run on MLX alone: {failed}\n  fix: python -m mlx_lm generate --model {quote(name)}")
     crashes: dict[SideName, str] = {}
     patched, float32 = run.or_crash("patched", crashes), run.or_crash("float32", crashes)
     run.progress(1.0, "")

@@ -77,7 +77,7 @@ def about(model: Any) -> dict[str, str]:
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
-    from .._common.arrays import dtype_name
+    from .._common.choice import dtype_name
     from .._version import __version__
 
     weights: Any = tree_flatten(model.parameters())

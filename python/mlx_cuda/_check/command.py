@@ -17,12 +17,13 @@ def add_to(subparsers: Any) -> None:
         "check",
         help="compare a model with and without patch(): results, speed, memory",
         description="Run a model of mlx-lm with and without mlx_cuda.patch(), in separate processes. Compare perplexity, greedy tokens, "
-        "speed and memory, use fp32 to tell rounding from errors, and print which kernels ran. Nothing else should run on the GPU.",
+        "speed and memory, distinguish rounding from errors by the same model in fp32, and print which kernels ran. Nothing else should "
+        "run on the GPU.",
         epilog="Exit codes: 0 no result is wrong, 1 a result is wrong, 2 usage error, or the model cannot be loaded.",
     )
     parser.add_argument("model", metavar="MODEL", help="a model folder, or a name on Hugging Face, as mlx-lm loads it")
-    parser.add_argument("--quick", action="store_true", help="shorter texts, fewer answers")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--quick", action="store_true", help="use shorter texts and fewer prompts, and time each speed once")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.set_defaults(run=run)
 
 

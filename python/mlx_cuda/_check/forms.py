@@ -97,10 +97,10 @@ class Row:
 
 @dataclass(frozen=True)
 class ModelCheck:
-    """The result of :func:`mlx_cuda.check`. ``ok``: no row has the status "fail".
+    """The result of :func:`mlx_cuda.check`. ``ok`` is true if no row has the status "fail".
 
-    ``about`` has the model, versions and device, ``calls`` the engines of prefill, and ``steps`` whether decode steps were launched as CUDA
-    graphs, both with the reason.
+    ``seconds`` is the duration of the check, and ``about`` has the model, versions and device. ``rows`` has the comparisons. ``calls`` has
+    the engines of prefill and ``steps`` the number of decode steps that were launched as CUDA graphs, both with the reason.
     """
 
     model: str

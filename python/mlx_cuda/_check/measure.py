@@ -1,4 +1,4 @@
-"""What the processes with MLX by itself and with :func:`mlx_cuda.patch` measure of a model."""
+"""Measurements of a model in the processes with MLX alone and with :func:`mlx_cuda.patch`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Reading:
             mx.eval([each.state for each in self.cache])
 
     def read(self, begin: int, end: int, step: int) -> Passage:
-        """What it says after each of these tokens, so many of which go through the model together."""
+        """The logits after each of these tokens, in chunks of so many."""
         for first in range(begin, end, step):
             last = min(first + step, end)
             logits = self.call(self.tokens[None, first:last], cache=self.cache)[0]
@@ -81,7 +81,7 @@ def quantized(cache: list[Any]) -> list[Any]:
 
 
 def rounded(cache: list[Any], bits: int = KV_BITS, group_size: int = KV_GROUP) -> list[Any]:
-    """Caches that hold the same values in the model's dtype, to which any attention can attend; windows stay as they are."""
+    """Caches that hold the same values in the model's dtype, to which any attention can attend; windows stay."""
     plain: Any = part("models.cache").KVCache
 
     def through(rows: mx.array) -> mx.array:
@@ -156,7 +156,7 @@ def answer_at_once(model: Any, prompts: list[list[int]], count: int, *, leading:
 
 
 def _timed(tokens: Iterator[Any]) -> tuple[float, float]:
-    """Seconds until the first, and from there to the last, of which there are at least two."""
+    """Seconds until the first, and from there to the last; at least two tokens."""
     began = time.perf_counter()
     times = [time.perf_counter() for _ in tokens]
     return times[0] - began, times[-1] - times[0]
@@ -174,7 +174,7 @@ def speeds(model: Any, prompt: list[int], count: int, runs: int, **options: Any)
 
 
 def peak_of(run: Callable[[], Any]) -> tuple[Any, int]:
-    """What it gives, and the most memory that MLX had at a time meanwhile."""
+    """Return its result, and MLX's peak memory meanwhile."""
     mx.synchronize()
     mx.clear_cache()
     mx.reset_peak_memory()

@@ -52,7 +52,7 @@ QUICK = Plan(text=512, context=256, steps=64, answers=2, answer=48, batch=8, pro
 
 
 def plan_for(model: Any, *, quick: bool) -> Plan:
-    """What is measured with a model of mlx-lm."""
+    """The measurements for a model of mlx-lm."""
     arguments = getattr(model, "args", None)
     rooms = [getattr(arguments, name, None) for name in ROOM]
     return (QUICK if quick else FULL).within(min([room for room in rooms if isinstance(room, int) and room > 0], default=1 << 30))

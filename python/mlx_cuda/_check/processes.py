@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .._common.errors import quote
 from .._doctor import interpreter_options
 from .forms import Side, Task
 
@@ -61,7 +62,7 @@ def fix_of(model: str, error: str) -> str:
         return "end other programs on this GPU, or use a smaller or quantized model"
     if any(words in error for words in NOT_DOWNLOADED):
         return f"check the name and the permission to download it, or {FIX_OF_FOLDERS}"
-    return f"check whether this works: python -m mlx_lm generate --model {model}"
+    return f"check whether this works: python -m mlx_lm generate --model {quote(model)}"
 
 
 def run(task: Task, begin: Callable[[str], None]) -> Side:

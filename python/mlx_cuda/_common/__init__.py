@@ -1,1 +1,1 @@
-"""What every operation needs before anything else: arrays and errors."""
+"""The basis of all operations: arrays and errors."""

@@ -5,11 +5,11 @@ An operation has a few microseconds of CPU overhead before its kernel is launche
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TypeAlias
 
 import mlx.core as mx
 
+from .choice import dtype_name
 from .errors import WrongType, WrongValue
 
 StreamOrDevice: TypeAlias = "mx.Stream | mx.ThreadLocalStream | mx.Device | mx.DeviceType | None"
@@ -60,24 +60,12 @@ def cast(array: mx.array, dtype: mx.Dtype, stream: mx.Stream) -> mx.array:
     return array if array.dtype == dtype else array.astype(dtype, stream=stream)
 
 
-@cache
-def promoted(*dtypes: mx.Dtype) -> mx.Dtype:
-    """Return the dtype that these promote to."""
-    return mx.result_type(*dtypes)
-
-
 def dense_dtype(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
     """Return the promoted dtype of an operation that supports only float16, bfloat16 and float32."""
-    dtype = promoted(*dtypes)
+    dtype = mx.result_type(*dtypes)
     if not mx.issubdtype(dtype, mx.floating) or dtype == mx.float64:
         raise WrongValue(f"[{operation}] Only float16, bfloat16 and float32 are supported, got {dtype_text(*dtypes)}.")
     return dtype
-
-
-@cache
-def dtype_name(dtype: mx.Dtype) -> str:
-    """Return ``"float16"`` for ``mlx.core.float16``."""
-    return str(dtype).rpartition(".")[2]
 
 
 def dtype_text(*dtypes: mx.Dtype) -> str:

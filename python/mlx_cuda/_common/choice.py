@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 AttentionEngine = Literal["decode", "cudnn", "flash", "mlx", "fallback"]
 MatmulEngine = Literal["small_m", "gemv", "dequantize", "grouped", "cublaslt", "mlx", "fallback"]
@@ -28,7 +32,11 @@ class Gpu(NamedTuple):
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine of a call, and the reason: the rule that selected it, or that excluded the engines before it."""
+    """The engine of a call, as :func:`explain` returns it.
+
+    ``reason`` is the rule that selected the engine, or that excluded the engines before it. ``kernel`` has the source and the name of the
+    CUDA kernel; it is empty if a library or MLX computes the call.
+    """
 
     engine: EngineName
     reason: str
@@ -40,17 +48,18 @@ def first_reason(rules: tuple[tuple[bool, str], ...]) -> str:
     return next((reason for applies, reason in rules if applies), "")
 
 
-def native_elementwise(dtype: str, sizes: tuple[int, ...]) -> bool:
-    """Return whether the native kernels support this dtype and these sizes."""
-    return not against_native(dtype, sizes)
-
-
 def against_native(dtype: str, sizes: tuple[int, ...]) -> str:
     """Return the first rule that excludes the native kernels."""
     return first_reason((
         (0 in sizes, "a dimension is 0"),
         (dtype not in NATIVE, f"mlx-cuda's kernels compute {', '.join(NATIVE)}, not {dtype}"),
     ))  # fmt: skip
+
+
+@cache
+def dtype_name(dtype: mx.Dtype) -> str:
+    """Return ``"float16"`` for ``mlx.core.float16``."""
+    return str(dtype).rpartition(".")[2]
 
 
 def sm(capability: tuple[int, int]) -> str:

@@ -1,8 +1,15 @@
-"""The package's own exceptions."""
+"""The package's own exceptions, and the words of the commands that fix them."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 import warnings
+
+
+def quote(word: object) -> str:
+    """Return a word of a printed command, quoted for the shell; cmd on Windows has no single quotes."""
+    return f'"{word}"' if sys.platform == "win32" else shlex.quote(str(word))
 
 
 class BackendError(ImportError):

@@ -17,7 +17,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 HOPPER = 9
 
 
-class Products(NamedTuple):
+class Matmul(NamedTuple):
     """The largest M of an engine, by weight format."""
 
     small_m: int = 64  # the small-M kernels, which read each weight once
@@ -40,7 +40,7 @@ class Attention(NamedTuple):
 class DispatchThresholds(NamedTuple):
     """All thresholds of one kind of GPU."""
 
-    products: Mapping[str, Products]  # by Kind
+    matmul: Mapping[str, Matmul]  # by Kind
     attention: Attention
     source: str
 
@@ -54,11 +54,11 @@ class Figures(NamedTuple):
 
 
 HOPPERS = DispatchThresholds(
-    dict.fromkeys(KINDS, Products(half_precision=512)),
+    dict.fromkeys(KINDS, Matmul(half_precision=512)),
     Attention(growing=128, additive="flash"),
     "H200: 14336 x 4096 in every format; cases of attention in docs/results/performance.md",
 )
-PLAIN = DispatchThresholds(dict.fromkeys(KINDS, Products()), Attention(), "as the H200's, of kernels that are not Hopper's alone")
+PLAIN = DispatchThresholds(dict.fromkeys(KINDS, Matmul()), Attention(), "as the H200's, of kernels that are not Hopper's alone")
 
 # Dense 16-bit multiply-adds with float32 accumulation, per SM and cycle, of the fastest GPUs of a family.
 ARITHMETIC = {(8, 0): 1024, (8, 6): 512, (8, 7): 512, (8, 9): 512, (10, 0): 4096, (10, 3): 4096, (12, 0): 512, (12, 1): 512}
@@ -79,10 +79,10 @@ def conservative(capability: Capability, figures: Figures) -> DispatchThresholds
     arithmetic = 2 * ARITHMETIC.get(capability, 512) * figures.multiprocessors * figures.ghz * 1e9
     rows = EXTRA_BYTES / figures.bandwidth * arithmetic / 2 / (1 / UPSTREAM_SHARE - 1 / DENSE_SHARE)
     most = round(rows / 32) * 32
-    products = Products(upstream=most if most > Products().half_precision else 0)
+    matmul = Matmul(upstream=most if most > Matmul().half_precision else 0)
     attention = Attention(chunks="cudnn" if capability[0] > HOPPER else "flash")
     source = f"by {figures.multiprocessors} multiprocessors, {figures.ghz:.2f} GHz and {figures.bandwidth / 1e12:.2f} TB/s"
-    return DispatchThresholds(dict.fromkeys(KINDS, products), attention, source)
+    return DispatchThresholds(dict.fromkeys(KINDS, matmul), attention, source)
 
 
 def kind_of(mode: str, bits: int) -> Kind:
@@ -139,7 +139,7 @@ def by_limits(size: int, *, typed: bool = False) -> Callable[[Callable[..., R]],
 
 def as_json(of: DispatchThresholds) -> dict[str, Any]:
     """Return the thresholds for :func:`from_json`."""
-    return {"products": {kind: each._asdict() for kind, each in of.products.items()}, "attention": of.attention._asdict()}
+    return {"matmul": {kind: each._asdict() for kind, each in of.matmul.items()}, "attention": of.attention._asdict()}
 
 
 def _current(numbers: dict[str, int]) -> dict[str, int]:
@@ -150,12 +150,13 @@ def _current(numbers: dict[str, int]) -> dict[str, int]:
 def from_json(content: Any, source: str) -> DispatchThresholds:
     """Return thresholds from JSON; raise a ValueError that says what is wrong."""
     try:
-        products: dict[str, Products] = {kind: Products(**_current(content["products"][kind])) for kind in KINDS}
+        by_kind = content["products" if "products" in content else "matmul"]  # the name before 0.32.4.1
+        matmul: dict[str, Matmul] = {kind: Matmul(**_current(by_kind[kind])) for kind in KINDS}
         attention = Attention(**content["attention"])
         known = attention.chunks in {"flash", "cudnn"} and attention.additive in {"flash", "mlx"}
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"no limits: {error}") from None
-    numbers = [*(number for each in products.values() for number in each), *attention[:3]]
+    numbers = [*(number for each in matmul.values() for number in each), *attention[:3]]
     if not known or not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError("limits are numbers of rows and names of engines")
-    return DispatchThresholds(products, attention, source)
+    return DispatchThresholds(matmul, attention, source)

@@ -6,11 +6,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from .._attention.attention import operands, run
+from .._attention.attention import run
 from .._attention.composed import upstream_attention
-from .._attention.options import Options
-from .._common.arrays import StreamOrDevice, dtype_name, resolve, shape_text
-from .._common.choice import HALF, Choice
+from .._attention.options import Options, operands
+from .._common.arrays import StreamOrDevice, require_arrays, resolve, shape_text
+from .._common.choice import HALF, Choice, dtype_name
 from .._loader import native
 from .masks import seen_by
 from .state import NotInvariant, instead_of
@@ -27,6 +27,7 @@ def attention(
 ) -> mx.array:  # fmt: skip
     on = resolve(stream)
     with mx.stream(on):
+        require_arrays("attention", q=q, k=k, v=v)
         arguments = operands(q, k, v, scale=scale, sinks=sinks, **_options(mask, q, k))
         if why := _why_not(arguments[0], arguments[2]):
             raise NotInvariant(f"mx.fast.scaled_dot_product_attention {why}")

@@ -1,4 +1,4 @@
-"""What mlx-lm's masks say, which attention asks for in their place: which keys a row sees, counted from its sequence's first."""
+"""The keys that a row sees by mlx-lm's masks, counted from its sequence's first; attention uses them instead of the masks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def remembering(create_causal_mask: Callable[..., mx.array]) -> Callable[..., mx
         mask = create_causal_mask(N, offset, window_size, right_padding, left_padding)
         counts = isinstance(offset, int) and (window_size is None or (isinstance(window_size, int) and window_size > 0))
         if right_padding is None and counts:
-            # Copies of the arrays: whoever adds in place changes what their objects are.
+            # Copies of the arrays: an addition in place would change them.
             padding = None if left_padding is None else left_padding.astype(mx.int32)
             _remember(mask, Seen(N, offset, window_size, padding))
         return mask
@@ -58,7 +58,7 @@ def _remember(mask: mx.array, seen: Seen) -> None:
 
 
 def seen_by(mask: mx.array) -> Seen | None:
-    """What a mask says, where it is one of those and was not written to since."""
+    """The keys of a mask, if it is one of those and was not written to since."""
     reference, made, seen = _known.get(id(mask), (None, mask, None))
     if reference is None or reference() is not mask:
         return None

@@ -1,4 +1,4 @@
-"""What takes the place of functions of mlx-lm, of those that other packages have under the same names, and of MLX's that they hold."""
+"""Replacements of mlx-lm's functions, of other packages' functions of the same names, and of MLX's functions that they hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .refused import STATES
 from .state import NotInvariant, refusing
 
 ROTATED = "keeps keys in another order than that of the sequence, and drops some: models with sliding windows cannot have it."
-QUANTIZED = "has keys and values whose products have a batch of right operands: use KVCache, without kv_bits."
+QUANTIZED = "has keys and values whose matmuls have a batch of right operands: use KVCache, without kv_bits."
 FUNCTIONS = {
     "gated_delta_ops": STATES,
     "gated_delta_kernel": STATES,
@@ -24,7 +24,7 @@ FUNCTIONS = {
     "ssm_update_kernel": STATES,
     "quantized_scaled_dot_product_attention": QUANTIZED,
 }
-CACHES = {  # whose method nobody gets around who uses them
+CACHES = {  # by a method that every use of them calls
     "RotatingKVCache": ("update_and_fetch", ROTATED),
     "BatchRotatingKVCache": ("update_and_fetch", ROTATED),
     "ChunkedKVCache": ("update_and_fetch", ROTATED),

@@ -10,16 +10,16 @@ import mlx.core as mx
 
 from .state import NotInvariant
 
-PRODUCTS = (
+MATMULS = (
     "block_masked_mm", "conv1d", "conv2d", "conv3d", "conv_general", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolve",
     "einsum", "gather_qqmm", "inner", "qqmm", "segmented_mm", "tensordot", "vecdot",
 )  # fmt: skip
 WHY = "chooses its kernel by all of its sizes, the number of tokens among them: write it as x @ w with a matrix w, or as attention."
 STATES = "carries a state from token to token, by other sums for a prompt: linear attention and state space models cannot have it."
 PLACES: tuple[tuple[Any, str, str], ...] = (
-    *((mx, name, f"mx.{name} {WHY}") for name in PRODUCTS),
+    *((mx, name, f"mx.{name} {WHY}") for name in MATMULS),
     (mx.fast, "gated_delta_update", f"mx.fast.gated_delta_update {STATES}"),
-    (mx, "import_function", "mx.import_function gives a function whose products are MLX's own: call the one that it was exported from."),
+    (mx, "import_function", "mx.import_function gives a function whose matmuls are MLX's own: call the one that it was exported from."),
     (mx.array, "__imatmul__", "a @= b would change an array in place: write a = a @ b."),
 )
 upstream_all_sum = mx.distributed.all_sum

@@ -64,7 +64,7 @@ def instead_of(upstream: Callable[..., R], name: str) -> Callable[[Callable[...,
             setting.look()
             try:
                 if getattr(_inside, "vmap", False):
-                    raise NotInvariant(f"{name} under mx.vmap is a product whose shape depends on the number of mapped elements.")
+                    raise NotInvariant(f"{name} under mx.vmap is a matmul whose shape depends on the number of mapped elements.")
                 if in_shapeless_trace():
                     raise NotInvariant(f"{name} cannot be compiled with shapeless=True: its calls are made for the sizes at hand.")
                 return ours(*arguments, **options)

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Literal
 
 from .._common.choice import OLDEST_GPU, sm
-from .._common.errors import BackendError
+from .._common.errors import BackendError, quote
 from .._common.limits import HOPPER
 from .._version import __version__
 from . import device_code, load_errors, origin
@@ -48,15 +48,29 @@ def _install(env: Environment, cuda: Cuda | None) -> str:
 
 def _replace(env: Environment, backends: Collection[str], cuda: Cuda | None) -> str:
     """Uninstall backends and install one, once pip has found that one."""
-    install, uninstall = _install(env, cuda), f"pip uninstall -y {' '.join(backends)}"
+    install = _install(env, cuda)
     if not install.startswith("pip install "):
-        return f"{install} after {uninstall}"
-    return f"{install.replace('install', 'install --dry-run', 1)} && {uninstall} && {install}"
+        return f"{install} after {_uninstall(backends)}"
+    return _uninstall_first(backends, install)
+
+
+def _uninstall(packages: Collection[str]) -> str:
+    return f"pip uninstall -y {' '.join(packages)}"
+
+
+def _uninstall_first(packages: Collection[str], install: str) -> str:
+    """Uninstall packages and run a pip line, once pip has found everything that the line installs."""
+    return f"{install.replace('install', 'install --dry-run', 1)} && {_uninstall(packages)} && {install}"
 
 
 def reinstall(*packages: str) -> str:
     """Return the pip line that restores the files of installed packages."""
     return f"pip install --force-reinstall --no-deps {' '.join(packages)}"
+
+
+def _restore(env: Environment, *packages: str) -> str:
+    """Reinstall packages in the versions that are installed."""
+    return reinstall(*(f"{name}=={env.distributions[name].version}" for name in packages))
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:
@@ -219,7 +233,7 @@ def check_libraries(env: Environment, cuda: Cuda) -> Outcome:
     if missing:
         names = ", ".join(f"{library.files[system].name} (of {library.provider})" for library in missing)
         broken = [library.provider for library in missing if library.provider in env.distributions]
-        return "fail", f"not found: {names}", reinstall(*broken) if broken else pip_install(env, cuda.extra)
+        return "fail", f"not found: {names}", _restore(env, *broken) if broken else pip_install(env, cuda.extra)
     if "nanobind-backend" not in env.distributions:
         return "fail", "nanobind-backend is not installed", pip_install(env, cuda.extra)
     return "ok", ", ".join(library.files[system].name for library in cuda.needed)
@@ -238,7 +252,8 @@ def check_versions(env: Environment, cuda: Cuda) -> Outcome:
             name, provider = library.provider, ours.get(library.files["linux"], library.provider)
             if provider != name and name in env.distributions and not name.startswith(FRONTEND):
                 reason = f"{name} (CUDA {other.major}) installs the same {library.files['linux'].name} as {provider}"
-                return "warn", reason, f"pip uninstall -y {name} && {reinstall(provider)}"
+                install = _restore(env, provider) if provider in env.distributions else pip_install(env, cuda.extra)
+                return "warn", reason, _uninstall_first([name], install)
     return "ok", ", ".join(f"{name} {found}" for name, found in installed.items())
 
 
@@ -252,14 +267,14 @@ def check_headers(env: Environment, cuda: Cuda) -> Outcome:
     runtime = next(library for library in cuda.libraries if library.name == "libcudart")
     right = env.roots[runtime.provider].joinpath(*runtime.files["linux"].parts[:2])
     reason = f"{env.headers.source} ({env.headers.path}) holds {held}; MLX's run-time kernels need {cuda.major}"
-    return "warn", reason, f"{'set' if env.system == 'windows' else 'export'} CUDA_HOME={right}"
+    return "warn", reason, f"set CUDA_HOME={right}" if env.system == "windows" else f"export CUDA_HOME={quote(right)}"
 
 
 def check_module(env: Environment, cuda: Cuda) -> Outcome:
     """This build holds the native module of the installed backend."""
     if env.archive:
         reason = f"mlx_cuda is imported from the archive {env.archive}, from which no native module can be loaded"
-        return "fail", reason, f"pip install {env.archive}, and take it off PYTHONPATH"
+        return "fail", reason, f"pip install {quote(env.archive)}, and take it off PYTHONPATH"
     if cuda.module in env.modules:
         return "ok", f"{cuda.module} is in this build"
     built = ", ".join(sorted(env.modules)) or "none"

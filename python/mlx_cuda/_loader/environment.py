@@ -84,7 +84,7 @@ class Environment:
     shadows: tuple[str, ...] = ()  # libraries in them that installed packages have too
     conda: str = ""  # the prefix of a conda environment
     wsl: bool = False
-    wsl_driver: bool = False  # libcuda lies where Windows puts it
+    wsl_driver: bool = False  # libcuda is where Windows puts it
     archive: Path | None = None  # a zip file that this package is imported from
     origin: str = ""  # the wheel or checkout that was installed; empty: the package index
     measured: str = ""  # where the dispatch thresholds of the first GPU come from; empty: its data sheet

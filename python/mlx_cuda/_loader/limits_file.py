@@ -38,13 +38,13 @@ def read(path: Path) -> Entries | None:
 
 
 def parse(text: str) -> Entries:
-    """Parse the entries of a file; raise a ValueError that says what is wrong."""
+    """Parse the entries of a file, with the current names; raise a ValueError that says what is wrong."""
     content = json.loads(text)
     if not isinstance(content, dict) or content.get("mlx_cuda_limits") != FORMAT or not isinstance(content.get("gpus"), dict):
         raise ValueError(f"not of the format {FORMAT}")
     entries: Entries = content["gpus"]
     for name, entry in entries.items():
-        from_json(entry["limits"] if isinstance(entry, dict) and "limits" in entry else None, name)
+        entry["limits"] = as_json(from_json(entry["limits"] if isinstance(entry, dict) and "limits" in entry else None, name))
     return entries
 
 

@@ -20,7 +20,7 @@ class NativeModule(Protocol):
 
     # Calls of a function given the graph that a call like it built. Alike are calls whose arguments have the same places and names, shapes,
     # dtypes and values, on the same stream; of growing ones (place, name, axis) the size may be any that the call says.
-    # What that cannot tell apart goes to the function; so do arrays under a transformation, unless the graph is of the module alone.
+    # Calls that it cannot tell apart go to the function; so do arrays under a transformation, unless the graph is of the module alone.
     # Calls whose second argument is a batch of matrices go to the second function, if there is one, and those of a trace for arrays of any
     # size to the third. The fourth prepares calls, and is called instead of the first.
     cached: Callable[..., Callable[..., Any]]
@@ -64,7 +64,7 @@ class NativeModule(Protocol):
     dequantize: Array  # [..., rows, K] of w, scales, biases or None, the three of the format, and a dtype: that of scales and biases
     dequantize_then_gemm: Array  # x [..., K] @ w.T with w in 2 dimensions, in tiles; differentiated in Python
 
-    # Of experts. A w whose last two dimensions are swapped in memory is read where it lies; offsets that do not rise are empty groups.
+    # MoE. A w whose last two dimensions are swapped in memory is read without a copy; offsets that do not rise are empty groups.
     expert_offsets: Array  # where each expert's rows begin, int32 [experts + 1], from rising uint32 [rows]
     grouped_matmul: Array  # x [M, K] in groups by w [E, N, K], or [E, K, N] without transpose; zeros beyond the last group
     grouped_quantized: Array  # the same with quantized w; differentiated in Python

@@ -6,6 +6,7 @@ import json
 from importlib import metadata
 from urllib.parse import urlsplit
 
+from .._common.errors import quote
 from .._version import __version__
 
 PACKAGE = "mlx-cuda"
@@ -28,7 +29,7 @@ def origin() -> str:
 def requirement(source: str, extra: str = "") -> str:
     """Return what pip installs this version from: ``source``, as :func:`origin` returns it, or the package index."""
     chosen = f"[{extra}]" if extra else ""
-    return f'"{source}{chosen}"' if source else f'"{PACKAGE}{chosen}=={__version__}"'
+    return quote(f"{source}{chosen}" if source else f"{PACKAGE}{chosen}=={__version__}")
 
 
 def reinstall(source: str) -> str:

@@ -1,4 +1,4 @@
-"""``_libraries.json`` as frozen dataclasses: the libraries of each native module, and the packages that provide them."""
+"""``_libraries.json`` as immutable classes: the libraries of each native module, and the packages that provide them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 System = Literal["linux", "windows", "darwin"]
 Version = tuple[int, ...]
@@ -42,8 +42,7 @@ class Bounds:
         return ",".join(f"{sign}{bound}" for sign, bound in ((">=", self.minimum), ("<", self.below)) if bound)
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(NamedTuple):
     """A library outside the wheel: its file below site-packages, by system, and the package that supplies it."""
 
     name: str
@@ -52,8 +51,7 @@ class Library:
     files: Mapping[str, PurePosixPath]
 
 
-@dataclass(frozen=True)
-class Preload:
+class Preload(NamedTuple):
     """DLLs to load before they are needed by a bare name: patterns, the first of which every folder must have."""
 
     provider: str

@@ -24,7 +24,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found for a matmul: the bytes of the library's algorithm, its time, and that of the heuristic's choice."""
+    """The result for a matmul: the bytes of the library's algorithm, its time, and that of the heuristic's choice."""
 
     algorithm: str
     microseconds: float
@@ -32,7 +32,7 @@ class Tuned:
 
 
 def default_path() -> Path | None:
-    """What the variable names, else a file in the user's cache; None where the variable is empty, or the user has no home."""
+    """The file that the variable names, else one in the user's cache; None if the variable is empty, or the user has no home."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named else None
@@ -64,24 +64,26 @@ def read_as(parse: Callable[[str], dict[str, T]], path: Path, what: str) -> dict
 def parse(text: str) -> dict[str, Tuned]:
     """The matmuls of a file's text; a ValueError says what is wrong with it."""
     content = json.loads(text)
-    if not isinstance(content, dict) or content.get("mlx_cuda_tuned") != FORMAT or not isinstance(content.get("products"), dict):
-        raise ValueError(f"not of the format {FORMAT}")
-    return {key: _product(key, value) for key, value in content["products"].items()}
+    if isinstance(content, dict) and content.get("mlx_cuda_tuned") == FORMAT:
+        matmuls = content.get("matmuls", content.get("products"))  # the name before 0.32.4.1
+        if isinstance(matmuls, dict):
+            return {key: _tuned(key, value) for key, value in matmuls.items()}
+    raise ValueError(f"not of the format {FORMAT}")
 
 
-def _product(key: str, value: Any) -> Tuned:
+def _tuned(key: str, value: Any) -> Tuned:
     with contextlib.suppress(KeyError, TypeError, ValueError):
         if re.fullmatch("[0-9a-f]{128}", value["algorithm"]):
             return Tuned(value["algorithm"], float(value["microseconds"]), float(value["first_microseconds"]))
     raise ValueError(f"no algorithm for {key!r}")
 
 
-def add(path: Path, products: dict[str, Tuned]) -> None:
+def add(path: Path, matmuls: dict[str, Tuned]) -> None:
     """Put matmuls into a file, beside those that it holds. Another process sees the old file or the new one."""
     known = read(path)
-    if known is None or known == known | products:
+    if known is None or known == known | matmuls:
         return
-    content = {"mlx_cuda_tuned": FORMAT, "products": {key: asdict(product) for key, product in sorted((known | products).items())}}
+    content = {"mlx_cuda_tuned": FORMAT, "matmuls": {key: asdict(each) for key, each in sorted((known | matmuls).items())}}
     write(path, content, "the tuned algorithms")
 
 
@@ -101,13 +103,13 @@ def write(path: Path, content: Any, what: str) -> bool:
 
 
 def found(module: NativeModule) -> dict[str, Tuned]:
-    """What the native module knows."""
+    """The algorithms that the native module knows."""
     return {key: Tuned(algorithm, time, first) for key, algorithm, time, first in module.tuned()}
 
 
 def restore(module: NativeModule, path: Path | None = None) -> None:
-    """Give the native module what a file holds. What the module knows already stays."""
+    """Give the native module a file's algorithms. Those that it has already stay."""
     path = path or default_path()
-    products = read(path) if path else None
-    if products:
-        module.set_tuned([(key, *astuple(each)) for key, each in (products | found(module)).items()])
+    matmuls = read(path) if path else None
+    if matmuls:
+        module.set_tuned([(key, *astuple(each)) for key, each in (matmuls | found(module)).items()])

@@ -18,7 +18,7 @@ from .._loader import native
 from .._loader.replacing import Prepared, in_place_of
 from .formats import FORMATS
 from .rules import FEWEST_UPSTREAM_TILES, UPSTREAM_BITS, UPSTREAM_COLUMNS, UPSTREAM_TILE
-from .upstream import MOST_COUNTED, MOST_PRODUCTS
+from .upstream import MOST_COUNTED, MOST_MATMULS
 
 upstream_quantized_matmul = mx.quantized_matmul  # whatever patch() puts in its place later
 
@@ -26,7 +26,7 @@ FEWEST_ROWS = 8  # in all, of MLX's kernel that works in tiles
 
 
 @in_place_of(upstream_quantized_matmul)
-def product_of_batches(
+def batched_quantized_matmul(
     x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None = None, transpose: bool = True,
     group_size: int | None = None, bits: int | None = None, mode: str = "affine", *, stream: StreamOrDevice = None,
 ) -> Prepared | None:  # fmt: skip
@@ -36,13 +36,13 @@ def product_of_batches(
         return None  # of other arrays, which our operations would take, MLX says what is wrong
     if any(part.shape[:-2] != w.shape[:-2] for part in parts):
         return None
-    compute = _padded if min(x.ndim, w.ndim) < 3 else _product
+    compute = _padded if min(x.ndim, w.ndim) < 3 else _batched
     with mx.stream(on):
-        product = compute(x, parts, form)  # here, as MLX's operations in it check the rest
-    return Prepared(lambda: product)
+        result = compute(x, parts, form)  # here, as MLX's operations in it check the rest
+    return Prepared(lambda: result)
 
 
-def _product(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.array:
+def _batched(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.array:
     count = max(x.ndim, parts[0].ndim) - 2
     own, batch = (tuple([1] * (count + 2 - array.ndim)) + array.shape[:-2] for array in (x, parts[0]))
     biases = parts[2] if len(parts) > 2 else None
@@ -72,10 +72,10 @@ def _in_parts(x: mx.array, parts: list[mx.array], form: tuple[Any, ...]) -> mx.a
     if rows > most:
         return mx.concatenate([_in_parts(x[..., at : at + most, :], parts, form) for at in range(0, rows, most)], axis=-2)
     count = math.prod(batch)
-    if count <= MOST_PRODUCTS:
+    if count <= MOST_MATMULS:
         return _padded(x, parts, form)
     x, *parts = (each.reshape(-1, *each.shape[-2:]) for each in (x, *parts))
-    some = (slice(at, at + MOST_PRODUCTS) for at in range(0, count, MOST_PRODUCTS))
+    some = (slice(at, at + MOST_MATMULS) for at in range(0, count, MOST_MATMULS))
     out = mx.concatenate([_padded(x[of], [part[of] for part in parts], form) for of in some])
     return out.reshape(*batch, *out.shape[1:])
 

@@ -7,7 +7,8 @@ from typing import NamedTuple, SupportsIndex, TypeAlias
 
 import mlx.core as mx
 
-from .._common.arrays import Shape, dense_dtype, dtype_name, dtype_text, promoted, require_flags, shape_text
+from .._common.arrays import Shape, dense_dtype, dtype_text, require_flags, shape_text
+from .._common.choice import dtype_name
 from .._common.errors import WrongType, WrongValue
 
 Spec: TypeAlias = tuple[Shape, mx.Dtype]
@@ -62,7 +63,7 @@ def weights(operation: str, parts: Parts, transpose: bool, group_size: int | Non
     if mode == "affine":
         if biases is None:
             raise WrongValue(f"[{operation}] Mode 'affine' needs biases, got None.")
-        if not mx.issubdtype(promoted(scales[1], biases[1]), mx.floating):
+        if not mx.issubdtype(mx.result_type(scales[1], biases[1]), mx.floating):
             raise WrongValue(f"[{operation}] scales and biases must be of floating types, got {dtype_text(scales[1], biases[1])}.")
         if biases[0] != held:
             raise WrongValue(f"[{operation}] scales and biases must have the same shape, got {shape_text(held, biases[0])}.")
@@ -83,7 +84,7 @@ def weights(operation: str, parts: Parts, transpose: bool, group_size: int | Non
 
 def computed_in(operation: str, x: Spec, scales: Spec, biases: Spec | None) -> mx.Dtype:
     """Return the dtype of the result; raise an error if MLX does not compute in it."""
-    return dense_dtype(operation, x[1] if biases is None else promoted(x[1], promoted(scales[1], biases[1])))
+    return dense_dtype(operation, x[1] if biases is None else mx.result_type(x[1], mx.result_type(scales[1], biases[1])))
 
 
 def _either(numbers: tuple[int, ...]) -> str:

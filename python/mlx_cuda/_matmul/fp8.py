@@ -9,8 +9,8 @@ from typing import Literal
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, dense_dtype, dtype_name, require_arrays, resolve, shape_text
-from .._common.choice import Choice
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, dense_dtype, require_arrays, resolve, shape_text
+from .._common.choice import Choice, dtype_name
 from .._common.errors import WrongType, WrongValue
 from .._loader import native
 from .._operation import Call, DirectCall, operation
@@ -52,7 +52,9 @@ def fp8_matmul(
     a: mx.array, b: mx.array, *, scale_a: mx.array | None = None, scale_b: mx.array | None = None, bias: mx.array | None = None,
     out_dtype: mx.Dtype = mx.bfloat16, stream: StreamOrDevice = None,
 ) -> Fp8Call:  # fmt: skip
-    """Compute ``(scale_a * a) @ (scale_b * b).T + bias`` for FP8 (E4M3) operands, uint8 as :func:`mlx.core.to_fp8` returns them.
+    """Compute ``(scale_a * a) @ (scale_b * b).T + bias`` for FP8 (E4M3) operands, in uint8 as :func:`mlx.core.to_fp8` returns them.
+
+    Source: "FP8 Formats for Deep Learning" (arXiv:2209.05433).
 
     Args:
         a: FP8 ``[..., M, K]``.
@@ -61,7 +63,7 @@ def fp8_matmul(
             (``[..., M, ceil(K / 128)]``): as :func:`quantize_fp8` returns them with ``axis`` None, -1 and ``"block128"``.
         scale_b: One scale for all, per output (``[N, 1]``), or per tile of 128 x 128
             (``[ceil(N / 128), ceil(K / 128)]``, ``axis="block128x128"``).
-        bias: ``[N]``.
+        bias: Bias, ``[N]``; default none.
         out_dtype: bfloat16, float16 or float32.
         stream: Stream or device to run on.
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, dense_dtype, dtype_name, promoted, require_arrays, require_flags, resolve, shape_text
-from .._common.choice import Choice, Gpu
+from .._common.arrays import CACHED_SHAPES, cast, dense_dtype, require_arrays, require_flags, resolve, shape_text
+from .._common.choice import Choice, Gpu, dtype_name
 from .._common.errors import WrongValue
 from .._common.limits import by_limits
 from .._loader import native
@@ -126,9 +126,9 @@ def gather_mm(
         ValueError: Shapes or dtypes do not fit.
         TypeError: An argument is not an MLX array, or an option has a type that MLX does not accept.
 
-    On a CUDA GPU, float16 and bfloat16 with K a multiple of 8: few tokens run in a kernel that reads the selected matrices, more in the
-    grouped GEMM of :func:`grouped_matmul`, sorted by ``rhs_indices``. Without indices it is :func:`mlx.core.matmul`.
-    Gradients reach a and b.
+    On a CUDA GPU, float16 and bfloat16 with K a multiple of 8 run in mlx-cuda's kernels: very few tokens in one that reads the selected
+    matrices in place, more tokens in the grouped GEMM of :func:`grouped_matmul`, after they are sorted by ``rhs_indices``. Without indices
+    the call is :func:`mlx.core.matmul`. a and b have gradients.
     """
     vectors = []  # are a row and a column, but in a plain matmul
     if (lhs_indices is not None or rhs_indices is not None) and isinstance(a, mx.array) and isinstance(b, mx.array):
@@ -164,9 +164,11 @@ def gather_qmm(
 
     Args:
         x: Matrices, ``[..., M, K]``.
-        w: Weights as :func:`mlx.core.quantize` returns them, as in :func:`quantized_matmul`.
-        scales: One scale for each group of values along the last axis of w.
-        biases: One bias for each group, for ``"affine"`` only.
+        w: Weights of E experts as :func:`mlx.core.quantize` returns them, uint32 ``[E, N, K * bits / 32]``, or ``[E, K, N * bits / 32]``
+            without ``transpose``.
+        scales: One scale for each group along the last axis of w, ``[E, N, K / group_size]``, or ``[E, K, N / group_size]`` without
+            ``transpose``; uint8 except for ``"affine"``.
+        biases: One bias for each group, in the shape of ``scales``, for ``"affine"`` only.
         lhs_indices: As in :func:`gather_mm`.
         rhs_indices: As in :func:`gather_mm`.
         transpose: Whether to multiply by the transposed weights.
@@ -184,9 +186,9 @@ def gather_qmm(
         ValueError: Shapes, dtypes or the quantization do not fit.
         TypeError: An argument is not an MLX array, or an option has a type that MLX does not accept.
 
-    On a CUDA GPU, float16, bfloat16 and float32: up to 64 tokens run in kernels that read the weights of each selected expert once; more
-    16-bit tokens in the grouped GEMM, whose weights are dequantized in the kernel (Hopper, K a multiple of 64) or before it. Other calls
-    are MLX's. Gradients reach x, and affine scales and biases.
+    On a CUDA GPU, up to 64 tokens in float16, bfloat16 or float32 run in kernels that read the weights of the selected experts only. More
+    tokens in float16 or bfloat16 run in the grouped GEMM, whose weights are dequantized in the kernel (Hopper, K a multiple of 64) or
+    before it. Other calls run MLX's function. x, and affine scales and biases, have gradients.
     """
     if lhs_indices is None and rhs_indices is None and global_scale is None:  # one of quantized_matmul
         require_flags("gather_qmm", sorted_indices=sorted_indices)
@@ -244,7 +246,7 @@ def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx
 
 def _small_m(call: GatherCall) -> tuple[Any, ...]:
     """Return the arguments of the native module's quantized_small_m."""
-    assert call.plan.form is not None  # noqa: S101  (the weights are quantised)
+    assert call.plan.form is not None  # noqa: S101  (the weights are quantized)
     return (*_operands(call), call.transpose, *call.plan.form, False, call.plan.ordered, call.stream)
 
 
@@ -296,7 +298,7 @@ def _dense_plan(arrays: tuple[Any, ...], transpose: bool, sorted_indices: bool, 
     left, right = a[0], b[0]
     if lhs is None and rhs is None:  # of whose operands MLX says itself what is wrong
         choice = Choice("mlx", "without indices it is a plain matmul")
-        return GatherPlan(promoted(a[1], b[1]), None, (), left, (), False, False, False, choice)
+        return GatherPlan(mx.result_type(a[1], b[1]), None, (), left, (), False, False, False, choice)
     if len(left) < 2 or len(right) < 2 or left[-1] != right[-1 if transpose else -2]:
         form = "[..., N, K]" if transpose else "[..., K, N]"
         raise WrongValue(f"[gather_mm] Shapes must be a [..., M, K] and b {form}, got {shape_text(left, right)}.")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, check_array, dense_dtype, dtype_name, require_arrays, require_flags, resolve, shape_text
-from .._common.choice import Choice, Gpu
+from .._common.arrays import CACHED_SHAPES, cast, check_array, dense_dtype, require_arrays, require_flags, resolve, shape_text
+from .._common.choice import Choice, Gpu, dtype_name
 from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._loader import native
@@ -58,7 +58,7 @@ class GroupedCall(Call[mx.array]):
         with mx.stream(self.stream):
             if 0 in (*x.shape, self.plan.n, w.shape[0]):
                 return mx.zeros((x.shape[0], self.plan.n), dtype)
-            return product_of_groups(x.astype(dtype), w.astype(dtype), self.offsets, self.transpose, self.stream)
+            return grouped_gemm(x.astype(dtype), w.astype(dtype), self.offsets, self.transpose, self.stream)
 
     def kernel(self) -> str:
         if self.choice.engine != "grouped":
@@ -74,7 +74,8 @@ def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bo
     Args:
         x: Tokens sorted by group, ``[M, K]``.
         w: One matrix per group, ``[E, N, K]``, or ``[E, K, N]`` without ``transpose``.
-        offsets: int32 ``[E + 1]``, increasing from 0 to at most M. They stay on the device: nothing synchronizes. Groups may be empty.
+        offsets: int32 ``[E + 1]``, non-decreasing from 0 to at most M. Groups may be empty. The offsets are read on the device, without
+            synchronization.
         transpose: Whether to multiply by the transposed matrices.
         stream: Stream or device to run on.
 
@@ -85,8 +86,8 @@ def grouped_matmul(x: mx.array, w: mx.array, offsets: mx.array, *, transpose: bo
         ValueError: Shapes or dtypes do not fit.
         TypeError: An argument is not an MLX array, or ``transpose`` is not a bool.
 
-    float16 and bfloat16 with K a multiple of 8 on a CUDA GPU run in one grouped GEMM for any number of groups, other calls in
-    :func:`mlx.core.gather_mm`. Gradients reach x and w.
+    On a CUDA GPU, float16 and bfloat16 with K a multiple of 8 run in one grouped GEMM for any number of groups. Other calls run
+    :func:`mlx.core.gather_mm`. x and w have gradients.
     """
     require_arrays("grouped_matmul", x=x, w=w, offsets=offsets)
     require_flags("grouped_matmul", transpose=transpose)
@@ -108,7 +109,7 @@ def _plan(x: Shape, w: Shape, x_dtype: mx.Dtype, w_dtype: mx.Dtype, transpose: b
     return Plan(dtype, n, chosen(choose_grouped, case, gpu, otherwise="fallback"))
 
 
-def product_of_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: mx.Stream) -> mx.array:
+def grouped_gemm(x: mx.array, w: mx.array, offsets: mx.array, transpose: bool, stream: mx.Stream) -> mx.array:
     """Return the result of the chosen engine."""
     if _plan(x.shape, w.shape, x.dtype, w.dtype, transpose, native.gpu(stream)).choice.engine == "grouped":
         return native.module(stream).grouped_matmul(x, w, offsets, transpose, stream)
@@ -121,7 +122,7 @@ def product_of_groups(x: mx.array, w: mx.array, offsets: mx.array, transpose: bo
         # Because the gradient of MLX's own for w is as large as all rows' matrices together.
         x, w = primals
         left, right = (cotangent, x) if transpose else (x, cotangent)
-        return [product_of_groups(cotangent, w, offsets, not transpose, stream), _segments(left, right, offsets, stream)]
+        return [grouped_gemm(cotangent, w, offsets, not transpose, stream), _segments(left, right, offsets, stream)]
 
     return with_gradients(forward, backward)(x, w)
 
@@ -138,7 +139,7 @@ def _segments(a: mx.array, b: mx.array, offsets: mx.array, stream: mx.Stream) ->
 
     def backward(primals: tuple[mx.array, mx.array], cotangent: mx.array, _: mx.array) -> list[mx.array]:
         a, b = primals
-        return [product_of_groups(b, cotangent, offsets, True, stream), product_of_groups(a, cotangent, offsets, False, stream)]
+        return [grouped_gemm(b, cotangent, offsets, True, stream), grouped_gemm(a, cotangent, offsets, False, stream)]
 
     return with_gradients(forward, backward)(a, b)
 
@@ -161,7 +162,7 @@ def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array,
 
     def dense_groups(x: mx.array, transpose: bool, scales: mx.array, biases: mx.array | None) -> mx.array:
         dense = mx.dequantize(w, scales, biases, *form, dtype=x.dtype, stream=stream)
-        return product_of_groups(x, dense, offsets, transpose, stream)
+        return grouped_gemm(x, dense, offsets, transpose, stream)
 
     def backward(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
         x, *parts = primals

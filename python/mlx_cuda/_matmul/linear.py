@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, dtype_name, dtype_text, promoted, require_arrays, resolve, shape_text
-from .._common.choice import Choice, against_native
+from .._common.arrays import CACHED_SHAPES, cast, dtype_text, require_arrays, resolve, shape_text
+from .._common.choice import Choice, against_native, dtype_name
 from .._common.errors import WrongValue
 from .._loader import native
 from .._operation import DirectCall, operation
@@ -30,7 +30,7 @@ def linear(
     Args:
         x: Inputs, ``[..., K]``.
         w: Weights, ``[N, K]``, in the layout of :class:`mlx.nn.Linear`.
-        bias: Bias, ``[N]``.
+        bias: Bias, ``[N]``; default none.
         activation: ``"relu"``, ``"gelu_approx"`` (the tanh form, as :func:`mlx.nn.gelu_approx`) or None.
         stream: Stream or device to run on.
 
@@ -42,7 +42,7 @@ def linear(
             or undefined for complex numbers.
         TypeError: An argument is not an MLX array.
 
-    float16, bfloat16 and float32 on a CUDA GPU run in the native module, other calls on MLX's operations.
+    On a CUDA GPU, float16, bfloat16 and float32 run in cuBLASLt. Other calls run on MLX's operations.
     """
     try:
         if bias is None:
@@ -70,7 +70,7 @@ def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtype
         raise WrongValue(f"[linear] Shapes must be x [..., K] and w [N, K], got {shape_text(x, w)}.")
     if bias is not None and bias != w[:1]:
         raise WrongValue(f"[linear] bias must have the shape ({w[0]},) of w's rows, got {shape_text(bias)}.")
-    dtype = promoted(*dtypes)
+    dtype = mx.result_type(*dtypes)
     if not mx.issubdtype(dtype, mx.inexact):
         raise WrongValue(f"[linear] Only inexact types are supported, got {dtype_text(*dtypes)}.")
     if activation and mx.issubdtype(dtype, mx.complexfloating):
@@ -99,6 +99,6 @@ def _composed(x: mx.array, w: mx.array, bias: mx.array | None, activation: str |
 
 @partial(mx.compile, shapeless=True)
 def _gelu_approx(x: mx.array) -> mx.array:
-    # In float32, because x**3 and its derivative overflow float16 from |x| = 40 on and then give NaN gradients.
+    # In float32, because x**3 and its gradient overflow float16 from |x| = 40 on and then give NaN gradients.
     wide = x.astype(mx.float32) if x.dtype in (mx.float16, mx.bfloat16) else x
     return (0.5 * wide * (1 + mx.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))).astype(x.dtype)

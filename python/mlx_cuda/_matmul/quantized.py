@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, cast, dtype_name, require_arrays, resolve, shape_text
-from .._common.choice import Choice, Gpu
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, cast, require_arrays, resolve, shape_text
+from .._common.choice import Choice, Gpu, dtype_name
 from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
 from .._common.limits import by_limits
 from .._loader import native
 from .._operation import Call, operation
-from .batches import product_of_batches
+from .batches import batched_quantized_matmul
 from .formats import Format, Spec, computed_in, require_options, spec, weights
 from .rules import QuantizedCase, choose_quantized, chosen
 
@@ -77,12 +77,15 @@ def quantized_matmul(
 ) -> QuantizedCall:
     """Compute ``x @ w.T`` (or ``x @ w``) with quantized weights, as :func:`mlx.core.quantized_matmul`.
 
+    Source: "Marlin" (arXiv:2408.11743), on small-M GEMMs with 4-bit weights.
+
     Args:
         x: Inputs, ``[..., M, K]``.
         w: Weights as :func:`mlx.core.quantize` returns them, uint32 ``[N, K * bits / 32]``, or ``[K, N * bits / 32]`` without
             ``transpose``; leading dimensions broadcast with those of x.
-        scales: One scale for each group of values along the last axis of w.
-        biases: One bias for each group, for ``"affine"`` only.
+        scales: One scale for each group along the last axis of w, ``[N, K / group_size]``, or ``[K, N / group_size]`` without
+            ``transpose``; uint8 except for ``"affine"``.
+        biases: One bias for each group, in the shape of ``scales``, for ``"affine"`` only.
         transpose: Whether to multiply by the transposed weights.
         group_size: Values that share a scale; default: that of the mode.
         bits: Bits of a value; default: that of the mode.
@@ -97,9 +100,8 @@ def quantized_matmul(
         TypeError: An argument is not an MLX array, or an option has a type that MLX does not accept.
 
     On a CUDA GPU, float16, bfloat16 and float32 with M up to 64 (512 for 16-bit x and transposed weights on Hopper) run in small-M GEMMs
-    that read each weight once. Larger M is computed by dequantizing tiles of the weights for a dense GEMM. Other calls are MLX's.
-    ``mlx_cuda.explain(mlx_cuda.quantized_matmul, …)`` returns which, and why.
-    Gradients reach x, and affine scales and biases.
+    that dequantize weights in registers. For larger M, the weights are dequantized in parts for a dense GEMM. Other calls run MLX's
+    function. ``mlx_cuda.explain(mlx_cuda.quantized_matmul, …)`` returns which, and why. x, and affine scales and biases, have gradients.
     """
     on = resolve(stream)
     try:
@@ -120,8 +122,8 @@ def _upstream(call: QuantizedCall) -> mx.array:
     if call.choice.engine == "fallback":
         return composed(x.astype(plan.dtype), w, scales, biases, transpose, plan.form)
     if x.ndim == 1:  # which MLX's CUDA kernels refuse
-        return product_of_batches(x[None], w, scales, biases, transpose, *plan.form)[0]
-    return product_of_batches(x, w, scales, biases, transpose, *plan.form)
+        return batched_quantized_matmul(x[None], w, scales, biases, transpose, *plan.form)[0]
+    return batched_quantized_matmul(x, w, scales, biases, transpose, *plan.form)
 
 
 def _operands(call: QuantizedCall) -> Operands:
@@ -201,8 +203,8 @@ def unpacked(parts: tuple[mx.array, ...] | list[mx.array]) -> tuple[mx.array, mx
     return parts[0], parts[1] if len(parts) > 1 else None
 
 
-def parts_gradients(product: Callable[[mx.array, mx.array], mx.array], parts: list[mx.array], cotangent: mx.array) -> list[mx.array]:
+def parts_gradients(multiply: Callable[[mx.array, mx.array], mx.array], parts: list[mx.array], cotangent: mx.array) -> list[mx.array]:
     """Return the gradients of affine scales and biases (zeros for 8-bit scales); MLX evaluates only those that are used."""
     if len(parts) < 2:
         return [mx.zeros_like(part) for part in parts]
-    return mx.vjp(product, parts, [cotangent])[1]
+    return mx.vjp(multiply, parts, [cotangent])[1]

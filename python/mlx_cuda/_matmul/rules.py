@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 from .._common.choice import HALF, NATIVE, OLDEST_GPU, Choice, EngineName, Gpu, first_reason, sm
-from .._common.limits import Products, by_limits, kind_of, limits
+from .._common.limits import Matmul, by_limits, kind_of, limits
 
 NATIVE_BITS = (2, 3, 4, 5, 6, 8)  # of affine weights; MLX packs 1 bit as well
 OLDEST_FP8_GPU = (8, 9)
@@ -17,13 +17,13 @@ HALF_MULTIPLE = 32  # of k: the kernels for few rows of 16 bits read as many wei
 UNPACKED_MULTIPLE = 64  # of k: the grouped kernel that unpacks weights itself takes steps of these, and tiles of UNPACKED_COLUMNS of n
 UNPACKED_COLUMNS = 256
 UPSTREAM_TILE = 64  # MLX's CUDA kernels for many rows take multiples of this as k, or of the group size where that is more
-UPSTREAM_COLUMNS = 128  # likewise as n, and of these bits: that which dequantizes as it goes, on sm_80 and newer
+UPSTREAM_COLUMNS = 128  # a multiple of N, for the kernel that dequantizes in its main loop, on sm_80 and newer, with these bits
 UPSTREAM_BITS = (4, 8)
 FEWEST_UPSTREAM_TILES = 3  # of k, which that kernel reads ahead of: with fewer, beyond the ends of x and of the weights
 
 
-# One row of small 4-bit weights: MLX's kernel has less to do before it reads. It takes no vector, and nothing that does not lie row after
-# row: the native module sees that when the call is evaluated, and runs a kernel of mlx-cuda then.
+# One row of small 4-bit weights: MLX's kernel has less to do before it reads. It supports no vectors, and only row-contiguous
+# arrays: the native module sees that when the call is evaluated, and runs a kernel of mlx-cuda then.
 SMALL_WEIGHTS = 2**21
 SMALL_MULTIPLE = 512  # of k, as measured
 
@@ -91,7 +91,7 @@ def chosen(rule: Callable[[Case], Choice], case: Case, gpu: Gpu, *, otherwise: E
     """Apply a rule on this device; return ``otherwise`` if MLX does not run on CUDA."""
     if gpu.capability == (0, 0):
         return Choice(otherwise, gpu.absent)
-    if gpu.absent:  # no kernel of mlx-cuda takes a case that names no capability
+    if gpu.absent:  # no kernel of mlx-cuda supports a case without a capability
         return Choice(rule(case).engine, gpu.absent)
     return rule(case._replace(capability=gpu.capability))
 
@@ -107,7 +107,7 @@ def choose_quantized(case: QuantizedCase) -> Choice:
     if not small_m:
         return Choice("small_m", f"up to {_most_small_m(case)} tokens: each weight is read once")
     if not dense and _is_upstream(case):
-        return Choice("mlx", f"{small_m}; up to {_products(case).upstream} tokens MLX's kernel is faster")
+        return Choice("mlx", f"{small_m}; up to {_thresholds(case).upstream} tokens MLX's kernel is faster")
     if not dense:
         return Choice("dequantize", small_m)
     return _upstream_quantized(case, small_m, dense)
@@ -169,8 +169,8 @@ def _against_quantized(case: QuantizedCase) -> str:
     ))  # fmt: skip
 
 
-def _products(case: QuantizedCase) -> Products:
-    return limits(case.capability).products[kind_of(case.mode, case.bits)]
+def _thresholds(case: QuantizedCase) -> Matmul:
+    return limits(case.capability).matmul[kind_of(case.mode, case.bits)]
 
 
 def _is_upstream(case: QuantizedCase) -> bool:
@@ -179,12 +179,12 @@ def _is_upstream(case: QuantizedCase) -> bool:
     sizes = case.k % tile == 0 and case.k >= FEWEST_UPSTREAM_TILES * tile and case.n % UPSTREAM_COLUMNS == 0
     counts = case.rows * case.n < 2**31  # in an int
     takes = case.dtype in HALF and case.transpose and case.bits in UPSTREAM_BITS and sizes and counts
-    return takes and case.rows <= _products(case).upstream
+    return takes and case.rows <= _thresholds(case).upstream
 
 
 def _most_small_m(case: QuantizedCase) -> int:
     """Return the largest M of the small-M kernels."""
-    most = _products(case)
+    most = _thresholds(case)
     if case.experts:
         return most.gathered
     if not case.transpose:

@@ -18,7 +18,7 @@ from .formats import Format
 upstream_gather_mm = mx.gather_mm  # whatever patch() puts in its place later
 upstream_gather_qmm = mx.gather_qmm
 
-MOST_PRODUCTS = 65535  # of a call: they are blocks in the last dimension of a grid
+MOST_MATMULS = 65535  # of a call: they are blocks in the last dimension of a grid
 MOST_SORTED = 1024  # matrices, of the kernel for indices that rise
 MOST_COUNTED = 2**31 - 1  # elements or bytes that kernels count in an int
 
@@ -43,7 +43,7 @@ def upstream_dense(
     pairs = math.prod(mx.broadcast_shapes(left, right))
     in_order = sorted_indices and lhs is None and math.prod(left) == pairs and _takes_sorted(x, w)
     call = partial(upstream_gather_mm, x, w, sorted_indices=in_order)
-    most = max(min(MOST_PRODUCTS, MOST_COUNTED // max(x.shape[-2] * w.shape[-1], 1)), 1)
+    most = max(min(MOST_MATMULS, MOST_COUNTED // max(x.shape[-2] * w.shape[-1], 1)), 1)
     out = call(lhs, rhs) if in_order or pairs <= most else _in_parts(call, left, right, lhs, rhs, most)
     if engine.module.traced([x, w]):  # the gradient is as much an operand
         out = engine.module.upstream_operand(out, False, on)
@@ -65,8 +65,8 @@ def upstream_quantized(
         return upstream_gather_qmm(x, w, scales, biases, lhs, rhs, transpose, *form, global_scale, sorted_indices=sorted_indices)
 
     left, right = x.shape[:-2] if lhs is None else lhs.shape, w.shape[:-2] if rhs is None else rhs.shape
-    few = isinstance(engine, str) or math.prod(mx.broadcast_shapes(left, right)) <= MOST_PRODUCTS
-    return call(lhs, rhs) if few else _in_parts(call, left, right, lhs, rhs, MOST_PRODUCTS)
+    few = isinstance(engine, str) or math.prod(mx.broadcast_shapes(left, right)) <= MOST_MATMULS
+    return call(lhs, rhs) if few else _in_parts(call, left, right, lhs, rhs, MOST_MATMULS)
 
 
 def _takes_sorted(x: mx.array, w: mx.array) -> bool:

@@ -23,7 +23,7 @@ Kind: TypeAlias = "type[Replaced] | RowKind"
 
 LEAST_CAPACITY = 1024
 HEADROOM = 256  # rows that a new cache has room for at least
-LARGEST_STEP = 4096  # rows by which it grows at most: capturing it anew takes far less than decoding so many tokens
+LARGEST_STEP = 4096  # rows by which it grows at most: a new capture takes far less than decoding so many tokens
 
 
 def standing(caches: list[Any], *, updated: bool = False) -> list[dict[str, Any]]:
@@ -224,7 +224,7 @@ class Batched(Growing):
 
     @staticmethod
     def advance(cache: Any, place: Place) -> None:
-        vars(cache)["_idx"] = place.row + 1  # not by its class, which looks whether it is in pages
+        vars(cache)["_idx"] = place.row + 1  # not by its class, which checks whether it is paged
 
 
 class BatchedRotating(KeysAndValues):

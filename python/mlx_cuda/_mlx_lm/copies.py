@@ -57,7 +57,7 @@ KNOWN = {  # by what digest() gives of them; each is listed where it was found f
     "3a1a1dfc3e21a0dc": "BatchKVCache",
 }
 
-OURS = f"{Path(__file__).parents[1]}"  # the folder of this package, whose functions stand in for theirs while MLX is patched
+OURS = f"{Path(__file__).parents[1]}"  # the folder of this package, whose functions replace theirs while MLX is patched
 UNSEEN = {"annotation", "returns", "type_comment", "type_params", "kind", "ctx"}  # parts of a tree that change nothing of what it does
 _known: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 

@@ -1,6 +1,6 @@
 """Methods of mlx-lm's cache classes that are replaced while steps are captured, until MLX is unpatched.
 
-A cache stays an object of its class. What is saved, copied or quantized excludes unused rows of a captured step's memory. A paged batch
+A cache stays an object of its class. Saved, copied and quantized data excludes unused rows of a captured step's memory. A paged batch
 cache has none of its own attributes, but page numbers: when sequences join or leave, lists change and nothing is copied. Any other access
 gives it its own arrays first.
 """
@@ -30,7 +30,7 @@ _ABSENT = object()
 _own: dict[tuple[type, str], Any] = {}  # what classes had themselves instead of mlx-cuda
 _adapted: set[type] = set()
 _lock = threading.RLock()
-_entered: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that are in pages, or were
+_entered: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that are paged, or were
 
 
 def hold(caches: list[Any], held: Held) -> None:

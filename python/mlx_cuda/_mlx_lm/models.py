@@ -32,7 +32,7 @@ from .stand_ins import ASKING, Session
 
 MOST_SESSIONS = 16  # of a model: conversations that take turns, sizes of a batch
 IDLE_MEMORY = 1 / 8  # of what MLX may use: captures whose cache is gone, or has another size at present
-MEMORY_BESIDE_A_PROMPT = 1 / 32  # the same: of conversations that are over; what is larger is captured anew
+MEMORY_BESIDE_A_PROMPT = 1 / 32  # the same: of conversations that are over; larger ones are captured again
 FAILURES = 3  # after so many a model is not tried again
 FEW_REPLAYS = 8  # of each capture, on the average, where there were as many: a program copies its cache all the time
 _inside = threading.local()  # whether a model of this thread is in a step already, whose parts are models too

@@ -71,7 +71,7 @@ def _numbers_of(cache: Any) -> list[int]:
 
 
 def load(pool: Pool, caches: list[Any], stream: mx.Stream, states: ByLayers | None = None) -> Held | None:
-    """What caches hold, copied to pages; None where there are too few. ``states``: those of all layers, where the caches have others by
+    """The contents of caches, copied to pages; None if there are too few. ``states``: those of all layers, where the caches have others by
     now.
     """
     lengths = lengths_of(caches)

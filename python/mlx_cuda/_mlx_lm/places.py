@@ -14,7 +14,6 @@ from typing import Any
 import mlx.core as mx
 
 from .._attention import quantized
-from .._common.arrays import promoted
 from .._common.errors import Refused
 from .._loader.graph_cache import cached
 from .._loader.replacing import Prepared, in_place_of, in_shapeless_trace
@@ -42,7 +41,7 @@ def _gated_delta(theirs: Callable[..., Any], *, chunked: bool = False) -> Callab
             y, last = call.result()
             if chunked:
                 return y.astype(v.dtype), last.astype(mx.float32)
-            kept = last.dtype if state is None else promoted(state.dtype, *(each.dtype for each in (k, v, g, beta)))
+            kept = last.dtype if state is None else mx.result_type(state.dtype, *(each.dtype for each in (k, v, g, beta)))
             return y.astype(q.dtype), last.astype(kept)
 
         return Prepared(compute)
@@ -102,7 +101,7 @@ def _quantized_attention(theirs: Callable[..., Any]) -> Callable[..., Any]:
                 (k, k_scales, k_biases), (v, v_scales, v_biases) = q_keys, q_values
                 options = {"k_biases": k_biases, "v_biases": v_biases, "group_size": group_size, "bits": bits, "scale": scale}
                 y: Any = quantized.attend(queries, k, k_scales, v, v_scales, **options, **({"mask": mask} if seen is None else seen))
-                dtype = promoted(queries.dtype, q_keys[1].dtype, q_values[1].dtype)
+                dtype = mx.result_type(queries.dtype, q_keys[1].dtype, q_values[1].dtype)
                 return y if y.dtype == dtype else y.astype(dtype)
         return theirs(queries, q_keys, q_values, scale=scale, mask=mask, group_size=group_size, bits=bits)
 

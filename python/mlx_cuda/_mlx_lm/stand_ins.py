@@ -159,7 +159,7 @@ class PagedStandIn(RowStandIn):
             parts = [in_order(pages, step.table(self.place)) for pages in self.memory]
             ordered = [mx.dequantize(parts[i], parts[i + 1], parts[i + 2], group, bits) for i in (0, 3)]
         self.offset = self.offset + 1
-        # What computes with them by other means than attention has them in order; otherwise nobody asks for these.
+        # Computations other than attention get them in order; attention does not use these.
         self.capture.places[id(ordered[0])] = (ordered[0], self.place)
         self.capture.pages[id(ordered[0])] = Pages(self.memory, self.form, self.window, self.place)
         return self._given(ordered[0], ordered[1])

@@ -7,7 +7,7 @@ the decay from one token to a later one::
     Y = tril(D Q K^T) U + diag(e) Q S^T,   S' = e[end] S + U^T diag(f) K
 
 Only the state S goes from chunk to chunk, and back its gradient R: `Scan` is what is known after both. All the rest is matmuls of all
-chunks at once: with X = M^T dU, the slope of what M is multiplied with, that of M's inverse is -X U^T, and that of K S^T is
+chunks at once: with X = M^T dU, the gradient of M's right operand, that of M's inverse is -X U^T, and that of K S^T is
 -diag(beta e) X.
 """
 
@@ -57,7 +57,7 @@ class Scan(NamedTuple):
     changes: mx.array  # U
     gradients: mx.array  # R^T: of what a chunk leaves
     change_gradients: mx.array  # dU
-    first: mx.array  # float32 [B, Hv, Dv, Dk]: the slope of the initial state
+    first: mx.array  # float32 [B, Hv, Dv, Dk]: the gradient of the initial state
     solve: mx.array | None = None  # M^T
 
 
@@ -137,7 +137,7 @@ def rest(call: Call, parts: Chunks, found: Scan) -> list[mx.array]:
         system = -mx.tril(between * (target @ right), -1)
         corrected = system.astype(dtype) @ k - until * (target @ seen_states)
         earlier = earlier + system.astype(dtype).swapaxes(3, 4) @ scaled
-    decay = _sum(q_gradient * q) - _sum(earlier * k) + _sum(corrected * scaled)  # the slope of T
+    decay = _sum(q_gradient * q) - _sum(earlier * k) + _sum(corrected * scaled)  # the gradient of T
     whole = _sum(kept * k).sum(axis=3) + until[..., -1, 0] * _sum(_sum(found.states.astype(mx.float32) * found.gradients))
     g_gradient = mx.cumsum(decay, axis=3, reverse=True) + whole[..., None]
     beta_gradient = _sum(target * v.astype(mx.float32)) + _sum(corrected * k)

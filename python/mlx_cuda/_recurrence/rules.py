@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, check_array, dtype_name, dtype_text, promoted, shape_text
-from .._common.choice import NATIVE, OLDEST_GPU, SMALL_SHARED_MEMORY, Choice, first_reason, sm
+from .._common.arrays import CACHED_SHAPES, check_array, dtype_text, shape_text
+from .._common.choice import NATIVE, OLDEST_GPU, SMALL_SHARED_MEMORY, Choice, dtype_name, first_reason, sm
 from .._common.errors import WrongValue
 from .._loader import native
 
-LARGEST_KEY = 256  # and its sizes are multiples of 8, so that rows lie on 16 bytes
+LARGEST_KEY = 256  # and its sizes are multiples of 8, so that rows are aligned to 16 bytes
 CHUNKED_KEY = 128  # the largest that the kernels for chunks take
 FEWEST_CHUNKED = 65  # tokens: more than one chunk
 MOST_FEW = 4  # tokens, which need no shared memory
@@ -48,7 +48,7 @@ class Call(NamedTuple):
 @lru_cache(CACHED_SHAPES)
 def floating(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
     """Return the dtype to compute in."""
-    dtype = promoted(*dtypes)
+    dtype = mx.result_type(*dtypes)
     if mx.issubdtype(dtype, mx.complexfloating):
         raise WrongValue(f"[{operation}] Only real types are supported, got {dtype_text(*dtypes)}.")
     return dtype if mx.issubdtype(dtype, mx.floating) else mx.float32

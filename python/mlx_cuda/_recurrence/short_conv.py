@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, dtype_name, require_arrays, resolve, shape_text
-from .._common.choice import HALF, OLDEST_GPU, Choice, first_reason, sm
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, require_arrays, resolve, shape_text
+from .._common.choice import HALF, OLDEST_GPU, Choice, dtype_name, first_reason, sm
 from .._common.errors import WrongValue
 from .._loader import native
 from .._loader.replacing import Prepared

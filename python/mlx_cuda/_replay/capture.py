@@ -53,7 +53,7 @@ class Capture:
         self.notes = notes  # attributes that the model may write
         self.more_masks = True  # than caches give: attention that a model writes out needs one
         self.places: dict[int, tuple[mx.array, int]] = {}  # of keys, by their identity
-        self.pages: dict[int, Pages] = {}  # of keys that are in pages, by their identity
+        self.pages: dict[int, Pages] = {}  # of paged keys, by their identity
         self.masks: dict[int, tuple[mx.array, int, dict[str, Any]]] = {}  # with their place, and what `attention` calls the same
 
     def deltas(self) -> mx.array:

@@ -6,7 +6,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Iterator
 
-KEPT = "arrays that it computes are kept somewhere, as by a hook"  # whoever does expects others at each step
+KEPT = "arrays that it computes are kept somewhere, as by a hook"  # as their reader expects other ones at each step
 
 
 def are_kept(any_left: Callable[[], bool]) -> bool:

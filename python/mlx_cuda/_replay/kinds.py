@@ -31,12 +31,12 @@ class Kind(Protocol):
     def arrays(self, cache: Any, /) -> list[Any]: ...  # what it holds; None where there is nothing yet
     def give(self, cache: Any, arrays: list[mx.array], /) -> None: ...
     def before(self, cache: Any, /) -> list[mx.array] | None: ...  # what the last step began with, where it is not in the cache any more
-    def memory(self, like: mx.array, capacity: int, /) -> mx.array: ...  # rows that nobody may see, as many as there are to be
+    def memory(self, like: mx.array, capacity: int, /) -> mx.array: ...  # poisoned rows, as many as there are to be
     def fits(self, array: mx.array, memory: mx.array, /) -> bool: ...
     def capacity(self, cache: Any, /) -> int: ...  # how many rows it may grow to
     def used(self, cache: Any, /) -> int | None: ...  # how many of an array's rows hold something, or more; None without rows
     def content(self, cache: Any, array: mx.array, /) -> tuple[mx.array, int | None]: ...  # an array, and how many first rows it has
-    def next(self, cache: Any, capacity: int, /) -> Place | None: ...  # where the next token goes, if there is room
+    def next(self, cache: Any, capacity: int, /) -> Place | None: ...  # where the next token goes, if it fits
     def last(self, cache: Any, /) -> Place: ...  # where the last token is
     def settle(self, cache: Any, /) -> None: ...  # agree with memory that holds the content alone
     def advance(self, cache: Any, place: Place, /) -> None: ...  # the token at this place is its last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-POISON = 3e4  # rows of a cache that nobody may see; mx.full gives floats for it whatever dtype it is asked for
+POISON = 3e4  # in rows of a cache that must not be read; mx.full gives floats for it whatever dtype it is asked for
 FULL = ("out of memory", "Unable to allocate", "allocation failed")  # in what errors of full memory say
 
 
@@ -20,5 +20,5 @@ def has_room(nbytes: int) -> bool:
     """
     limit, active, cached = mx.get_memory_limit(), mx.get_active_memory(), mx.get_cache_memory()
     freed = min(max(active + cached + nbytes - limit, 0), cached)
-    free = int(mx.device_info().get("free_memory", nbytes))  # of the whole GPU, read anew each time; a CPU's has none
+    free = int(mx.device_info().get("free_memory", nbytes))  # of the whole GPU, read each time; a CPU's has none
     return active + nbytes <= limit and nbytes <= free + freed

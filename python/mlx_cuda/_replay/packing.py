@@ -9,7 +9,7 @@ import mlx.core as mx
 
 Form: TypeAlias = list[tuple[int, int, mx.Dtype]]  # heads, head dimension and dtype of keys and of values
 
-WIDEST_QUANTIZED = 256  # head_dim of what is quantized as it is appended
+WIDEST_QUANTIZED = 256  # head_dim of caches that are quantized when appended
 
 
 class Packing(NamedTuple):

@@ -129,7 +129,7 @@ class Pool:
         return held
 
     def arrange(self, held: Held, step: Any, *, anew: bool) -> None:
-        """Move these sequences' states to where a step finds them. ``anew``: other caches have just left."""
+        """Move these sequences' states to where a step finds them. ``anew``: after other caches have left."""
         if self.states and (anew or self.states.order != held.numbers):
             self.states.arrange(held.numbers, step)
 

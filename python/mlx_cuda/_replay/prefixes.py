@@ -34,8 +34,8 @@ class _Watched(weakref.ref[Page]):
 class Free:
     """The free pages of a pool.
 
-    A page is returned by a weak reference, which reports that nobody can get the page any more, whatever thread released it. A finalizer
-    would run earlier: another thread could find the page meanwhile.
+    A page is returned by a weak reference, which reports that the page is unreachable, whatever thread released it. A finalizer would
+    run earlier: another thread could find the page meanwhile.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:
@@ -62,7 +62,7 @@ class Prefixes:
     def __init__(self, rows: int) -> None:
         self.rows = rows  # of a page
         self.known: weakref.WeakValueDictionary[bytes, Page] = weakref.WeakValueDictionary()
-        self._seed = secrets.randbits(64)  # so that nobody can have two prefixes that differ be taken for one
+        self._seed = secrets.randbits(64)  # so that no request can make two different prefixes look equal
 
     def digests(self, parts: list[mx.array], lengths: ManyOf[int], stream: mx.Stream) -> list[list[bytes]]:
         """Return the digests of the full pages of each sequence. ``parts``: ``[B, heads, rows, …]``, each sequence's rows at the end."""

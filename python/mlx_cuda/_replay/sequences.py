@@ -11,7 +11,7 @@ from .prefixes import Free, Page
 
 PAGE = 64  # rows
 AHEAD = 4  # pages that a sequence is given before it needs them, where there are enough
-STATE = "_mlx_cuda_held"  # in a cache's attributes, and alone there: what it holds in pages, its layer, and its other attributes
+STATE = "_mlx_cuda_held"  # in a cache's attributes, and alone there: its pages, its layer, and its other attributes
 _numbers = itertools.count()
 
 

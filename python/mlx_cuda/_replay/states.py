@@ -32,7 +32,7 @@ class States:
         self.lock = threading.RLock()  # another thread may read, or copy, a cache
         self.copies: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that hold sequences of which others may take the next step
         self.order: list[int] = []  # whose the memory's rows are
-        self._stepping: list[int] = []  # whose they are while a step replaces them: nobody's, if it is interrupted
+        self._stepping: list[int] = []  # the owners while a step replaces them; none if it is interrupted
         self._apart: dict[int, tuple[ByLayers, int]] = {}  # states that are in no row: arrays, and which of their rows
         self._read: tuple[list[int], ByLayers] | None = None  # what was read last, while it is so
 

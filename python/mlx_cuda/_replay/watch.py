@@ -33,12 +33,12 @@ ATOMS = (int, float, complex, bool, str, bytes, range, type(None), type(...), ty
 CONTAINERS = (dict, list, tuple)
 # Of whose objects all that matters is among what they hold: another one that holds the same is as good.
 KNOWN_BY_CONTENT = {*CONTAINERS, set, frozenset, types.FunctionType, types.MethodType, types.CellType, functools.partial}
-STATEFUL = (random.Random, weakref.ref, *weakref.ProxyTypes)  # that give something else each time, or what nobody holds
+STATEFUL = (random.Random, weakref.ref, *weakref.ProxyTypes)  # that return something else each time, or an object without a reference
 BETWEEN = (object(),)  # so that what one object loses is not taken for what the next has gained
 HEAP_TYPE, HAVE_GC = 1 << 9, 1 << 14  # flags of types: made by a class statement, and known to the garbage collector
 DESCRIPTORS = (property, staticmethod, classmethod, types.GetSetDescriptorType, types.MemberDescriptorType, types.BuiltinFunctionType)
 OURS = f"{__name__.partition('.')[0]}."  # modules whose objects say nothing of a model
-PYTHONS_OWN = {"builtins", "abc", "typing", "enum", "functools", "types", "collections"}  # modules whose classes nobody changes
+PYTHONS_OWN = {"builtins", "abc", "typing", "enum", "functools", "types", "collections"}  # modules whose classes do not change
 
 
 class Watch:
@@ -91,8 +91,8 @@ class _Found:
         self.dicts: list[tuple[Any, Any]] = []
         self.lists: list[Any] = []
         self.others: list[Any] = []  # whose referents stay
-        # What each holds: its class, names if there are any, and values, of which arrays are as they are now: an update in place leaves
-        # these alone.
+        # The contents of each: its class, names if there are any, and values, with copies of arrays: an update in place does not change
+        # them.
         self._parts: list[tuple[type, tuple[Any, ...], list[Any]]] = []
         self._kept: list[Any] = []  # so that nothing else has the address of one of these
         self._rank = {id(model): 0}

@@ -42,7 +42,11 @@ class Change:
 
 @dataclass
 class Calibration:
-    """The result of :func:`calibrate`."""
+    """The result of :func:`calibrate`.
+
+    ``gpu`` is the GPU's name and ``limits`` has its thresholds. ``changes`` has the thresholds that differ from before, ``unmeasured``
+    those that were not measured, with the reason. ``seconds`` is the duration.
+    """
 
     gpu: str
     limits: DispatchThresholds
@@ -55,12 +59,12 @@ def calibrate(*, seconds: float = 110.0, progress: Callable[[float, str], None] 
     """Measure the dispatch thresholds of the first GPU and use them, in this and later processes.
 
     Thresholds are the largest M of quantized GEMMs and the most queries of attention for which an engine is used, and the engines of
-    chunked prefill and additive masks. They were measured on some GPUs; on others, conservative defaults use MLX's kernels unless
-    mlx-cuda's are known to be faster. Thresholds of as many queries as keys and, in float32, of weights with more than 4 bits are not
-    measured. Nothing else should run on the GPU. At most 2 GB of its memory is used.
+    chunked prefill and additive masks. mlx-cuda has measurements of some GPUs; on others, conservative defaults use MLX's kernels unless
+    mlx-cuda's are known to be faster. Two kinds of thresholds are not measured: those of calls with as many queries as keys, and those of
+    float32 calls with weights of more than 4 bits. Run nothing else on the GPU meanwhile. At most 2 GB of its memory is used.
 
     Args:
-        seconds: Time limit. Thresholds that were not measured keep their value.
+        seconds: Time limit in seconds. Thresholds that were not measured by then keep their value.
         progress: Called with the share that is done, from 0 to 1, and the name of the next threshold.
         path: File of the results; default: next to that of :func:`tune`, ``mlx-cuda/tuned-limits.json`` in the user's cache.
 

@@ -34,12 +34,12 @@ def add_to(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "tune",
         help="measure the dispatch thresholds of this GPU",
-        description="Without sizes, measure the dispatch thresholds of the first GPU and store them for later processes. Nothing else "
-        "should run on that GPU. With sizes, time the cuBLASLt algorithms of activation(x @ w.T + bias), x [M, K] and w [N, K], and store "
-        "the fastest.",
+        description="Without sizes, measure the dispatch thresholds of the first GPU, and store them for later processes. Nothing else "
+        "should run on that GPU. With sizes, time the cuBLASLt algorithms of activation(x @ w.T + bias) for x [M, K] and w [N, K], and "
+        "store the fastest.",
         epilog="Exit codes: 0 done, 1 no usable GPU, 2 usage error.",
     )
-    about = "sizes of matmuls; with M = 1 use --bias or --activation, because MLX's GEMV computes it otherwise"
+    about = "sizes of matmuls; M = 1 needs --bias or --activation, because MLX computes a plain matmul of one row"
     parser.add_argument("sizes", nargs="*", type=sizes, metavar="MxNxK", help=about)
     parser.add_argument("--show", action="store_true", help="show the stored results")
     parser.add_argument("--reset", action="store_true", help="delete the stored results of this GPU")
@@ -51,9 +51,9 @@ def add_to(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def render(products: Iterable[tuple[str, Tuned]]) -> str:
+def render(matmuls: Iterable[tuple[str, Tuned]]) -> str:
     """Return one line for each tuned GEMM."""
-    lines = [f"{each.first_microseconds:10.1f} us -> {each.microseconds:10.1f} us  {key}" for key, each in products]
+    lines = [f"{each.first_microseconds:10.1f} us -> {each.microseconds:10.1f} us  {key}" for key, each in matmuls]
     return "\n".join(lines) or "no tuned matmul algorithms"
 
 
@@ -62,7 +62,7 @@ def render_limits(entries: limits_file.Entries) -> str:
     lines = []
     for name, entry in entries.items():
         lines.append(f"{name} ({', '.join(f'{what} {version}' for what, version in entry.get('versions', {}).items())})")
-        parts = {**entry["limits"]["products"], "attention": entry["limits"]["attention"]}
+        parts = {**entry["limits"]["matmul"], "attention": entry["limits"]["attention"]}
         lines += [f"  {part}: {', '.join(f'{field} {value}' for field, value in of.items())}" for part, of in parts.items()]
     return "\n".join(lines) or "no tuned thresholds"
 
@@ -93,16 +93,16 @@ def bar(stream: TextIO) -> Callable[[float, str], None]:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, tune, show or delete."""
-    products = args.file or tuned_file.default_path()
-    limits = limits_file.beside(products) if products else None
+    matmuls = args.file or tuned_file.default_path()
+    limits = limits_file.beside(matmuls) if matmuls else None
     if args.show:
-        print(render(sorted((tuned_file.read(products) or {}).items()) if products else ()))
+        print(render(sorted((tuned_file.read(matmuls) or {}).items()) if matmuls else ()))
         print(render_limits((limits_file.read(limits) if limits else None) or {}))
         return 0
     try:
         if args.reset:
             return _reset(limits)
-        return _tune(args, products) if args.sizes else _calibrate(args.seconds, limits)
+        return _tune(args, matmuls) if args.sizes else _calibrate(args.seconds, limits)
     except (BackendError, ValueError) as error:
         print(error)
         return 1
@@ -140,5 +140,5 @@ def _tune(args: argparse.Namespace, path: Path | None) -> int:
         for m, n, k in args.sizes:
             x, w, bias = (mx.random.normal(shape).astype(getattr(mx, args.dtype)) for shape in ((m, k), (n, k), (n,)))
             mx.eval(OPERATIONS["linear"](x, w, bias if args.bias else None, activation=args.activation, stream=mx.gpu))
-        print(render((key, each) for key, each in tuning.products.items() if before.get(key) != each))
+        print(render((key, each) for key, each in tuning.matmuls.items() if before.get(key) != each))
     return 0

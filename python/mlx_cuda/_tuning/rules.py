@@ -54,7 +54,7 @@ class Rule:
         return [OPERATIONS[self.operation](*arguments, **options) for arguments, options in self.arguments(size)]
 
     def value(self, of: DispatchThresholds) -> int | str:
-        value: int | str = getattr(of.attention if self.part == "attention" else of.products[self.part], self.field)
+        value: int | str = getattr(of.attention if self.part == "attention" else of.matmul[self.part], self.field)
         return value
 
     def with_value(self, of: DispatchThresholds, value: int | str) -> DispatchThresholds:
@@ -67,7 +67,7 @@ class Rule:
     def _with(self, of: DispatchThresholds, changed: dict[str, Any]) -> DispatchThresholds:
         if self.part == "attention":
             return of._replace(attention=of.attention._replace(**changed))
-        return of._replace(products={**of.products, self.part: of.products[self.part]._replace(**changed)})
+        return of._replace(matmul={**of.matmul, self.part: of.matmul[self.part]._replace(**changed)})
 
 
 @cache
@@ -88,7 +88,7 @@ def _weights(kind: str, *shape: int, dtype: mx.Dtype = mx.bfloat16) -> list[Weig
     return made
 
 
-def _product(kind: str, rows: int, dtype: mx.Dtype = mx.bfloat16, *, transpose: bool = True) -> Arguments:
+def _matmul(kind: str, rows: int, dtype: mx.Dtype = mx.bfloat16, *, transpose: bool = True) -> Arguments:
     (x,) = _arrays(1, rows, INNER if transpose else COLUMNS, dtype=dtype)
     parts = _weights(kind, COLUMNS, INNER, dtype=dtype)
     in_turn = (parts[i % COPIES] for i in range(CALLS))
@@ -119,25 +119,25 @@ def rules() -> list[Rule]:
         Rule("attention", "attention", "before_flash", (32, 64, 128, 256), lambda rows: _attention(rows // 8, 64, softcap=30.0)),
         Rule("attention", "attention", "chunks", (512, 1024), lambda rows: _attention(rows, mask="causal"), ("flash", "cudnn"), PLANS),
         Rule("attention", "attention", "additive", (1024,), _biased, ("flash", "mlx")),
-        Rule("quantized_matmul", "affine 4", "small_m", (1, 8, 16, 32, 64, 128), lambda rows: _product("affine 4", rows, mx.float32)),
+        Rule("quantized_matmul", "affine 4", "small_m", (1, 8, 16, 32, 64, 128), lambda rows: _matmul("affine 4", rows, mx.float32)),
     ]
     for kind in KINDS:
-        found.append(Rule("quantized_matmul", kind, "not_transposed", (1, 2, 4, 8, 16), partial(_product, kind, transpose=False)))
+        found.append(Rule("quantized_matmul", kind, "not_transposed", (1, 2, 4, 8, 16), partial(_matmul, kind, transpose=False)))
         found.append(Rule("gather_qmm", kind, "gathered", (1, 8, 16, 32, 64, 128), partial(_experts, kind)))
     for kind in KINDS:
-        product = partial(_product, kind)
+        multiply = partial(_matmul, kind)
         found.append(
             Rule(
                 "quantized_matmul",
                 kind,
                 "upstream",
                 (64, 128, 256, 512, 1024, 2048),
-                product,
+                multiply,
                 off_meanwhile="half_precision",
                 compiles=True,
             )
         )
-        found.append(Rule("quantized_matmul", kind, "half_precision", (1, 8, 16, 32, 64, 128, 256, 512, 1024), product))
+        found.append(Rule("quantized_matmul", kind, "half_precision", (1, 8, 16, 32, 64, 128, 256, 512, 1024), multiply))
     return found
 
 

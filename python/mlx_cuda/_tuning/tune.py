@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -46,7 +47,7 @@ def tune(enabled: bool = True, *, path: str | os.PathLike[str] | None = None) ->
 
 
 class Tuning(AbstractContextManager["Tuning"]):
-    """Returned by :func:`tune`: GEMMs are tuned until it ends."""
+    """The context manager that :func:`tune` returns. GEMMs are tuned until it ends."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -69,16 +70,22 @@ class Tuning(AbstractContextManager["Tuning"]):
         _running.remove(self)
         if native.loaded is not None:
             native.loaded.tuning(bool(_running))
-            if self.path is not None and self.products:
-                add(self.path, self.products)
+            if self.path is not None and self.matmuls:
+                add(self.path, self.matmuls)
 
     @property
-    def products(self) -> dict[str, Tuned]:
+    def matmuls(self) -> dict[str, Tuned]:
         """Return the tuned GEMMs of this process by their keys."""
         return {} if native.loaded is None else found(native.loaded)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
+
+    def __getattr__(self, name: str) -> dict[str, Tuned]:
+        if name != "products":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        warnings.warn("Tuning.products is now Tuning.matmuls", DeprecationWarning, stacklevel=2)
+        return self.matmuls
 
 
 @atexit.register

@@ -28,8 +28,8 @@ Arrays attention_gradients(
     const AttentionOptions& options,
     const mx::Stream& stream);
 
-// `lse`, which came with the attention of q and k, with its derivative: attention's own leaves it out, for that of the output
-// needs one pass of cuDNN and this two more.
+// The `lse` of attention(q, k, v) with a gradient of its own. Attention's backward pass leaves it out, because the gradient of
+// the output needs one pass of cuDNN, and that of lse two more.
 mx::array differentiable_lse(
     const AttentionArrays& in, const mx::array& lse, const AttentionOptions& options, const mx::Stream& stream);
 

@@ -18,7 +18,7 @@ mx::array lengths(const mx::array& rows, CommandEncoder& encoder) {
   return result;
 }
 
-// Inputs: q, k, v, out, lse, the gradient of out, and perhaps sinks, which are in lse already: only derivatives of this ask for
+// Inputs: q, k, v, out, lse, the gradient of out, and perhaps sinks, which lse includes already: only gradients of this read
 // them.
 class AttentionBackward final : public Sdpa {
  public:

@@ -13,13 +13,13 @@ namespace mlx_cuda {
 
 namespace {
 
-// Inputs: q, k, v and perhaps sinks, float32. Outputs: the attention and, with `lse`, the logarithm of what its softmax divides by.
-// That is for the backward: to the derivatives it is no function of the inputs (lse.h has one that is).
+// Inputs: q, k, v and perhaps sinks, float32. Outputs: attention and, with `lse`, the log-sum-exp, which is for the backward
+// pass: it has no gradient here (lse.h has one).
 class Attention final : public Sdpa {
  public:
   Attention(const mx::Stream& stream, const AttentionOptions& options) : Sdpa(stream, options, 3) {}
 
-  // Of its inputs, as options ask for.
+  // Its inputs, by the options.
   static Arrays results(const Arrays& inputs, const AttentionOptions& options, const mx::Stream& stream) {
     return attention_results(std::make_shared<Attention>(stream, options), inputs);
   }
@@ -89,7 +89,7 @@ class Attention final : public Sdpa {
   // The attention alone.
   Arrays composed(const Arrays& inputs) const {
     mx::cu::device(queue().device).make_current();
-    // MLX's own would not tell cuDNN's backward what it has to be told.
+    // MLX's own function cannot pass the options that cuDNN's backward pass needs.
     const bool lengths_wanted = make_backward_problem(arrays(inputs), options()).lengths_given;
     if (lengths_wanted || options().window_left >= 0 || inputs.size() > 3) {
       return composed_attention(arrays(inputs), options().with_lse(false), queue());

@@ -1,4 +1,4 @@
-// What cuDNN's backward loses: NaN in the gradient of v.
+// Restores NaN in the gradient of v, which cuDNN's backward pass loses.
 #pragma once
 
 #include "attention/cudnn/problem.h"

@@ -1,4 +1,4 @@
-// What the kernel of lost_nan.cu takes by value; filled by attention/cudnn/lost_nan.cpp.
+// Parameters of the kernel of lost_nan.cu, passed by value; attention/cudnn/lost_nan.cpp fills them in.
 #pragma once
 
 namespace mlx_cuda {
@@ -6,7 +6,7 @@ namespace mlx_cuda {
 inline constexpr int kLostNanThreads = 256;
 inline constexpr int kLostNanRows = 64;  // of q or k, that a block looks at
 
-// Rows of a multiple of 8 numbers of 16 bits, on 16 bytes. Strides are of elements.
+// Rows of a multiple of 8 elements of 16 bits, aligned to 16 bytes. Strides are in elements.
 struct LostNanRows {
   const void* data;
   long long batch, head, row;

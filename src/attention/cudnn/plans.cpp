@@ -133,8 +133,8 @@ class SdpaGraph {
     return {p_.heads * p_.q_length, p_.q_length, 1, 1};
   }
 
-  // Where there are as many keys as queries both ways of stating a causal mask are the same, and cuDNN's speed differs: its
-  // backward, and its forward with a window, skip what is hidden only from the upper left; its forward for head_dims over 64 is 3 %
+  // With as many keys as queries both alignments of a causal mask are the same, and cuDNN's speed differs: its backward pass, and
+  // its forward pass with a window, skip masked tiles only from the upper left; its forward pass for head_dims over 64 is 3 %
   // faster from the lower right when many calls run one after another.
   template <typename Options>
   bool from_upper_left() const {
@@ -151,7 +151,7 @@ class SdpaGraph {
               from_upper_left<Options>() ? fe::DiagonalAlignment_t::TOP_LEFT : fe::DiagonalAlignment_t::BOTTOM_RIGHT)
           .set_diagonal_band_right_bound(0);
       if (p_.window_left >= 0) {
-        options.set_diagonal_band_left_bound(p_.window_left + 1);  // the query's own place counts
+        options.set_diagonal_band_left_bound(p_.window_left + 1);  // the query's own position counts
       }
     }
   }
@@ -176,7 +176,8 @@ Key key_of(const SdpaProblem& p) {
   return key;
 }
 
-// Of a GPU that is full at the moment, which says nothing of the plan. cuDNN's frontend drops the reason where no plan was built.
+// The GPU is out of memory at the moment, which is no property of the plan. cuDNN's frontend drops the reason if no plan was
+// built.
 bool is_full(fe::error_t error) {
   constexpr std::size_t least = std::size_t{256} << 20;
   std::size_t free = least;
@@ -191,7 +192,7 @@ ExecutionPlan::ExecutionPlan(std::unique_ptr<fe::graph::Graph> graph, cudnnHandl
     : graph_(std::move(graph)), handle_(handle) {
   auto accepted = [&](fe::error_t error) {
     if (is_full(error)) {
-      throw std::runtime_error("[attention] There is no memory for a plan of cuDNN's: " + error.get_message());
+      throw std::runtime_error("[attention] There is no memory for a cuDNN plan: " + error.get_message());
     }
     if (error.is_bad()) {
       refusal_ = error.get_message().empty() ? "cuDNN gave no reason" : error.get_message();

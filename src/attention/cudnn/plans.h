@@ -25,9 +25,9 @@ struct SdpaProblem {
   std::int64_t batch, heads, kv_heads, q_length, kv_length, head_dim, v_head_dim;
   float scale;
   bool causal;      // lower right: the last query sees every key
-  int window_left;  // keys before its own place that a query sees, with causal; negative: all
+  int window_left;  // keys before its own position that a query sees, with causal; negative: all
   bool sinks;       // a score of each head, float32, that has no value
-  bool stats;       // also gives the logarithm of what the softmax divides by
+  bool stats;       // also returns the log-sum-exp
 
   struct Strides {
     std::int64_t batch, head, row;
@@ -43,11 +43,11 @@ struct SdpaBackwardProblem {
   SdpaProblem::Strides d_out, d_q, d_k, d_v;
 };
 
-// Ids of the tensors in the graphs. stats, the logarithms of what the softmax divides by, is float32 [B, H, Tq], sinks float32 [H],
-// both contiguous. The lengths are int32 [B].
+// Ids of the tensors in the graphs. stats, the log-sum-exp, is float32 [B, H, Tq], sinks float32 [H], both contiguous. The
+// lengths are int32 [B].
 enum class Uid : std::int64_t { q = 1, k, v, out, stats, sinks, d_out, d_q, d_k, d_v, q_lengths, kv_lengths };
 
-// One problem, first only described to cuDNN and checked; its plan is built when it is first asked for.
+// One problem, at first only described to cuDNN and checked; its plan is built on first use.
 class ExecutionPlan {
  public:
   ExecutionPlan(std::unique_ptr<cudnn_frontend::graph::Graph> graph, cudnnHandle_t handle);

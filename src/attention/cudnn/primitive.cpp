@@ -15,7 +15,7 @@ bool encode_plan(ExecutionPlan& plan, const VariantPack& pack, CommandEncoder& e
   if (!plan.ready()) {
     return false;
   }
-  // Allocation may add a node of its own to the graph, so it comes before the inputs and outputs of ours are named.
+  // Allocation may add a node to the graph, so it comes before this node's inputs and outputs are set.
   void* scratch = workspace(plan.workspace(), encoder, stream);
   std::unordered_map<std::int64_t, void*> pointers;
   auto point = [&](Uid uid, const mx::array& at) {

@@ -1,4 +1,4 @@
-// What the primitives that cuDNN computes have in common.
+// Common parts of cuDNN's primitives.
 #pragma once
 
 #include "attention/cudnn/problem.h"
@@ -17,7 +17,7 @@ struct VariantPack {
   Tensors inputs;
   Tensors outputs;
 
-  // Adds an input, and says how it lies in memory.
+  // Adds an input and returns its layout in memory.
   void read(Uid uid, const mx::array& in, SdpaProblem::Strides& strides) {
     strides = problem_strides(in);
     inputs.emplace_back(uid, in);
@@ -72,8 +72,8 @@ class Sdpa : public Stateful<AttentionOptions> {
     return state_;
   }
 
-  // Encodes the problem with arrays as `bind(problem, dense)` lays them out: as they are or, where cuDNN does not take their
-  // strides, dense, as it took the shapes when the graph was built. Returns what was encoded.
+  // Encodes the problem with arrays from `bind(problem, dense)`: strided or, if cuDNN does not support the strides, dense, as was
+  // assumed when the graph was built. Returns the encoded problem.
   template <typename Problem, typename Bind>
   std::pair<Problem, VariantPack> encode_problem(Problem problem, const char* what, const Bind& bind, CommandEncoder& encoder) {
     for (const bool dense : {false, true}) {

@@ -24,12 +24,12 @@ bool can_read(const mx::array& in) {
   return (in.strides(3) == 1 || in.shape(3) == 1) && fits(0) && fits(1) && fits(2);
 }
 
-// Whether cuDNN's backward has to be told how many keys there are. That for Hopper takes two tiles of 64 keys at a time and, where
-// their number is odd, takes the second of the last two for keys whose scores are 0 (seen with 9.19; NVIDIA/cudnn-frontend#628).
-// The exponentials of 0 - lse overflow where lse is below -88 (-11 in float16), and the gradient of q is NaN.
+// Whether cuDNN's backward pass needs the number of keys. That for Hopper takes two tiles of 64 keys at a time and, if their
+// number is odd, takes the second of the last two for keys whose scores are 0 (seen with 9.19; NVIDIA/cudnn-frontend#628). The
+// exponentials of 0 - lse overflow if lse is below -88 (-11 in float16), and the gradient of q is NaN.
 bool forgets_the_end(const SdpaProblem& problem) {
   constexpr int tile = 64;
-  const bool hopper = device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 9;  // whatever our kernels are told
+  const bool hopper = device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) == 9;  // even if another is named
   return hopper && !problem.causal && problem.kv_length % (2 * tile) == tile;
 }
 

@@ -1,4 +1,4 @@
-// How cuDNN's attention is asked for, and the memory layouts of the arrays [B, H, T, D] that it reads and writes.
+// The description of an attention problem for cuDNN, and the memory layouts of the arrays [B, H, T, D] that it reads and writes.
 #pragma once
 
 #include "attention/call.h"

@@ -1,9 +1,9 @@
-// Attention of few queries: one read of the keys and values, at the speed of memory.
+// Decode attention: one read of the keys and values, at memory bandwidth.
 //
 // The queries of all heads that share a kv head are the rows of one tensor core tile, so K and V are read once for all of them.
-// Tiles of 16 keys are copied to shared memory in the order of the fragments (tile.cuh), some tiles ahead of their use: a warp that
-// has them for itself reads just what it has copied, and waits for no other. Where there are more rows than a warp holds, a team of
-// warps shares tiles. The warps of a block merge through shared memory; blocks by tickets, or for a team in a second kernel.
+// Tiles of 16 keys are copied to shared memory in the order of the fragments (tile.cuh), some stages ahead: a warp that owns its
+// tiles reads only what it has copied, and waits for no other. If there are more rows than a warp holds, a team of warps shares
+// tiles. The warps of a block merge through shared memory; blocks by tickets, or for a team in a second kernel.
 #include "attention/decode/kernels.h"
 #include "attention/decode/tile.cuh"
 #include "device/ptx.cuh"
@@ -14,7 +14,7 @@ namespace mlx_cuda {
 [[maybe_unused]] constexpr int kTileKeys = NarrowTraits::kTileKeys;
 [[maybe_unused]] constexpr int kStages = NarrowTraits::kStages;
 
-// Slices of a block take tiles in turn. A slice is a warp, or a team of warps with different rows.
+// Slices of a block take turns at tiles. A slice is a warp, or a team of warps with different rows.
 template <bool Team>
 struct Slice {
   int row_warps;
@@ -31,8 +31,8 @@ struct Slice {
   }
 };
 
-// Which tiles of a segment a slice takes: numbers index, index + count, ... What is known of 32 of them lies in the lanes of each
-// warp: which keys are seen, or the page, which holds whole tiles.
+// The tiles of a segment that a slice computes: index, index + count, … The lanes of each warp hold the state of 32 of them: the
+// visible keys, or the page, which holds whole tiles.
 template <bool Team, Keys Kind>
 struct TileSequence {
   const DecodeParams& p;
@@ -73,7 +73,7 @@ struct TileSequence {
   }
 };
 
-// The ring of a slice in shared memory, [stage][keys, values][key][piece of 16 bytes], and what is in it.
+// The pipeline stages of a slice in shared memory, [stage][keys, values][key][unit of 16 bytes], and their contents.
 template <typename T, int D, bool Team, Keys Kind>
 struct TileRing {
   static constexpr int kPieces = D / 8;  // of a row
@@ -86,7 +86,7 @@ struct TileRing {
   TileSequence<Team, Kind> sequence;
   const T* k_head;  // where this lane's piece of the first 64 columns is
   const T* v_head;
-  int tiles[kStages] = {};  // that are copied or under way; the last place is the newest
+  int tiles[kStages] = {};  // loaded or in flight; the last is the newest
   int abouts[kStages] = {};
 
   __device__ TileRing(const DecodeParams& p, const Segment& s, const Slice<Team>& slice, uint4* rings)
@@ -155,7 +155,7 @@ struct TileRing {
     commit_copies();
   }
 
-  // Waits for the tile of a stage, which nobody needs any more, and copies another.
+  // Waits for the tile of a stage and loads another into the stage that is free.
   __device__ void advance(int stage) {
     wait_copies<kStages - 2>();
     __syncwarp();

@@ -1,8 +1,7 @@
-// Decoding where there is little to share out, by split-K: a unit (batch entry and kv head) is cut into equal parts, a block for
-// each.
+// Decode attention with little work per SM, split-K: a unit (batch entry and kv head) is cut into equal parts, a block for each.
 //
-// The ring of tiles of decode.cu pays where a multiprocessor has much to read. Here keys and values go from global memory straight
-// into the fragments of mma.m16n8k16, without shared memory in between, and a block begins and ends sooner.
+// The pipeline of decode.cu pays if an SM has much to read. Here keys and values go from global memory directly into the
+// fragments of mma.m16n8k16, without shared memory in between, and a block starts and ends sooner.
 #include "attention/decode/kernels.h"
 #include "attention/decode/split.cuh"
 #include "attention/decode/tile.cuh"

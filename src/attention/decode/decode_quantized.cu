@@ -1,9 +1,8 @@
-// Decoding from keys and values in MLX's quantised formats, by split-K: they are read once, as they are packed, and become
-// fragments of mma.m16n8k16 in registers, rounded as mx.dequantize rounds them.
+// Decoding with a quantized KV cache, split-K: keys and values are read once, packed, and become fragments of mma.m16n8k16 in
+// registers, rounded as by mx.dequantize.
 //
-// Keys, and columns of values, are the 16 rows of a product, and up to eight queries its columns: S^T = K Q^T, O^T = V^T P^T. A
-// lane takes 4 to 16 adjacent bytes of a row, whichever columns these are: queries are put into the same order, and results back
-// from it.
+// M of the MMA is keys, or columns of values, and N is up to eight queries: S^T = K Q^T, O^T = V^T P^T. A lane loads 4 to 16
+// adjacent bytes of a row, whatever columns these are: queries are permuted to match, and results permuted back.
 #include "attention/decode/kernels.h"
 #include "attention/decode/quantized_params.h"
 #include "attention/decode/results.cuh"
@@ -35,13 +34,13 @@ struct Chunk {
       nans |= fp8_nans(words[i]);
     }
     const unsigned byte = kValues > 16 && nvfp4 && piece >= 2 ? second : scale;
-    // Of e8m0 all but the ends, 2^-127 and NaN, which take no branch here: nobody quantises numbers as small or as large.
+    // e8m0 without its extremes, 2^-127 and NaN, which would need a branch: no quantized tensor has such scales.
     const float value = nvfp4 ? from_e4m3(byte) : __uint_as_float(byte << 23);
     return kScaleFactor<Format, T> * (nans ? __uint_as_float(0x7fc00000u) : value);
   }
 };
 
-// What the values of two chunks are computed by (factors.cuh), where those of `low` are in the lower halves; of one, if it is both.
+// The factors of the values of two chunks (factors.cuh): those of `low` in the lower halves. For one chunk, pass it twice.
 template <typename T, typename Format, int Bytes>
 __device__ inline Factors<Format, T> factors_of(const Chunk<Format, Bytes>& low, const Chunk<Format, Bytes>& high, bool nvfp4) {
   Factors<Format, T> out;
@@ -79,8 +78,8 @@ __device__ inline void weights_of(
   }
 }
 
-// Where a lane's chunks of the rows of a kv head are: `Chunks` of each row, `Lanes` chunks apart. In place of what lies beyond the
-// last column the first is read: it meets zeros, or is not written.
+// The position of a lane's chunks in the rows of a kv head: `Chunks` of each row, `Lanes` chunks apart. Beyond the last column,
+// the first one is read: it is multiplied by zeros, or not written.
 template <typename Format, int Bytes, int Chunks, int Lanes>
 struct PackedHead {
   using C = Chunk<Format, Bytes>;
@@ -176,7 +175,7 @@ struct QuantizedUnit {
     value_head.turn_to(outer, s.kv_head);
   }
 
-  // A tile lies in one page; those after the last have the last key's.
+  // A tile is in one page; tiles after the last have the page of the last key.
   __device__ void look_up(int tile) {
     if (p.table) {
       const int number = min(tile, s.last - 1) / p.page_size;
@@ -185,7 +184,7 @@ struct QuantizedUnit {
     }
   }
 
-  // The row of a key, or of the nearest one that is there: nobody sees its score, and the tiles after the last need no other way.
+  // The row of a key, clamped to the existing ones: the score of a clamped row is never used, and the last tiles need no branch.
   __device__ int row_of_key(int key) const {
     return max(min(key, s.last - 1), s.span.begin) + shift;
   }
@@ -214,7 +213,7 @@ struct QuantizedUnit {
   }
 
   __device__ void score(float (&scores)[4]) const {
-    float second[4] = {};  // so that products wait less for one another
+    float second[4] = {};  // two accumulators, for independent MMAs
 #pragma unroll
     for (int i = 0; i < kKeyChunks; ++i) {
       if (i == 0 || i * 4 * KeyChunk::kValues < p.head_dim) {
@@ -238,7 +237,7 @@ struct QuantizedUnit {
     }
   }
 
-  // Scores as they are with masks and the like: in units of log2(e). One after the other, because it is rare.
+  // Scores with masks, bias or softcap, in units of log2(e). A loop, because it is rare.
   __device__ void restrict_scores(float (&scores)[4], int tile) const {
     float staged[4] = {scores[0], scores[1], scores[2], scores[3]};
 #pragma unroll 1

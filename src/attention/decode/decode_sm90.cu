@@ -1,9 +1,8 @@
-// Attention of few queries on Hopper, for more rows than one tile of mma.sync holds: the ring of decode.cu with the bulk tensor
-// copy engine and wgmma.
+// Decode attention on Hopper for more rows than one tile of mma.sync: the pipeline of decode.cu with TMA and wgmma.
 //
-// The queries of all heads that share a kv head are the 64 rows of a warpgroup's products, whose operands the tensor cores read
-// from shared memory themselves: with mma.sync each warp of 16 rows would load all keys and values into its registers again. One
-// producer warp copies tiles of keys and values, across the units that the block has, as far ahead as the ring holds.
+// The queries of all heads that share a kv head are the 64 rows of a warpgroup's wgmma, whose operands the tensor cores read from
+// shared memory: with mma.sync, each warp of 16 rows would load all keys and values into its registers again. One producer warp
+// prefetches tiles of keys and values, across the block's units of work, as far ahead as there are stages.
 #include "attention/decode/kernels.h"
 #include "attention/decode/results.cuh"
 #include "device/ptx.cuh"
@@ -16,18 +15,18 @@ namespace mlx_cuda {
 [[maybe_unused]] constexpr int kGroupRows = Sm90Traits::kGroupRows;
 [[maybe_unused]] constexpr int kConsumers = Sm90Traits::kConsumers;
 [[maybe_unused]] constexpr int kTileKeys = Sm90Traits::kTileKeys;
-[[maybe_unused]] constexpr int kChunk = 64;  // columns that lie in 128 adjacent bytes
+[[maybe_unused]] constexpr int kChunk = 64;  // columns in 128 adjacent bytes
 
-// A block's shared memory. The groups have 64 rows each and share the tiles, or share the rows and take tiles in turn, as
-// `row_groups` says.
+// A block's shared memory. The groups have 64 rows each and share the tiles, or share the rows and take turns at tiles, depending
+// on `row_groups`.
 template <int D>
 struct Shared {
   static constexpr Sm90Traits kTraits{D};
   static constexpr int kStages = kTraits.stages();
   static constexpr int kPitch = result_pitch(D);
 
-  // A barrier knows the last phase from the one before by its parity alone. So a group that waits for a stage must have been there
-  // the time before: where the groups take tiles in turn, each has to meet the same stages again.
+  // A barrier distinguishes the last phase from the one before by parity only. So a group that waits for a stage must have waited
+  // for its previous phase: if the groups take turns at tiles, each has to meet the same stages again.
   static_assert(kStages % kGroups == 0 && kStages >= 2 * kGroups, "a group frees a stage after it has waited for its next one");
 
   char* ring;  // [stage][keys, values]
@@ -51,7 +50,7 @@ struct Shared {
   }
 };
 
-// How often a ring of `Stages` has been gone through before a turn, as a barrier tells it.
+// The phase parity of a pipeline of `Stages` at an iteration.
 template <int Stages>
 __device__ inline int parity(int turn) {
   return turn / Stages % 2;
@@ -122,7 +121,7 @@ __device__ inline void clear_rows(const Segment& s, char* values, int key0, int 
   sync_some(barrier, threads);
 }
 
-// What a thread has of two rows that are 8 apart: columns 2c and 2c + 1 of every 8, not yet divided by `sum`.
+// A thread's part of two rows that are 8 apart: columns 2c and 2c + 1 of every 8, not yet divided by `sum`.
 template <int D>
 struct Rows {
   float out[D / 2] = {};
@@ -273,9 +272,9 @@ __device__ inline void consume(const DecodeParams& p, const Shared<D>& shared) {
 
   Segments segments(p);
   Segment s;
-  int first_turn = 0;  // how many tiles have been in the ring before
+  int first_turn = 0;  // tiles that the pipeline has loaded before
   for (; segments.next(s); first_turn += s.tiles) {
-    sync_some(1, kConsumers);  // nobody reads the last unit's queries and results any more
+    sync_some(1, kConsumers);  // the last unit's queries and results are free
     load_queries<T, D>(p, s, shared.queries);
     sync_some(1, kConsumers);
 

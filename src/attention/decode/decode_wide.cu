@@ -22,7 +22,7 @@ struct WideUnit {
   static constexpr int kCopiedRows = kTileKeys / 32;  // of a tile, by one lane
   static constexpr int kParts = kTraits.score_parts();
   static constexpr int kTasks = (RowTiles * kParts + kWarps - 1) / kWarps;  // parts for one warp, of one row tile
-  static constexpr int kChains = kTasks == 1 ? 2 : 1;                       // of dependent products
+  static constexpr int kChains = kTasks == 1 ? 2 : 1;                       // of dependent MMAs
   static constexpr int kLoads = WideTraits::kLoads;
   static constexpr int kHeldLoads = kTraits.held_loads();  // whose part of Q is in registers
   static constexpr int kSharedLoads = kTraits.shared_loads();
@@ -56,7 +56,7 @@ struct WideUnit {
 
   uint4 q_held[2 * kHeldLoads + 1];
   float scores[kTasks][4];
-  float unit;                                   // what they are to be multiplied by
+  float unit;                                   // their factor
   float my_peak[2] = {-kInfinity, -kInfinity};  // of the rows whose scores this warp computes
   float my_sum[2] = {0, 0};
   TileRows<T, 64> rows[RowTiles];  // 64 columns of all rows
@@ -143,7 +143,7 @@ struct WideUnit {
     }
   }
 
-  // Waits for the tile of a stage, and copies another in the place of the one before.
+  // Waits for the tile of a stage and loads another into the previous stage.
   __device__ void advance(int stage) {
     if (p.stages > 2) {
       wait_copies<1>();

@@ -3,7 +3,7 @@
 
 namespace mlx_cuda {
 
-// Where the keys of decode.cu lie.
+// The layout of the keys of decode.cu.
 enum class Keys {
   plain,   // in one piece
   even,    // and the same ones in all units, without a mask: these kernels begin sooner

@@ -1,4 +1,4 @@
-// What a call of a decode kernel is given, whichever it is.
+// Arguments of a decode kernel.
 #pragma once
 
 #include "attention/call.h"
@@ -12,7 +12,7 @@ namespace mlx_cuda {
 
 DecodeStrides strides_of(const mx::array& in);
 
-// All but what depends on where arrays lie.
+// Everything that does not depend on addresses.
 DecodeParams decode_params(const DecodeProblem& problem, const DecodePlan& plan, const AttentionOptions& options);
 
 // Names inputs and outputs of the kernel, and says where they are.

@@ -51,8 +51,8 @@ struct SplitK {
 struct DecodeParams : DecodeSizes, DecodeTiling {
   StreamK stream_k;  // of all kernels but the direct one
   SplitK split_k;    // of that
-  int merge_groups;  // of a block of the merge kernel, that take parts in turn
-  int stages;        // of the wide kernel's ring
+  int merge_groups;  // of a block of the merge kernel, that take turns at parts
+  int stages;        // of the wide kernel's pipeline
   int page_size;
   int mask_is_bool;
   int plain;                // neither mask nor softcap, and a scale above 0

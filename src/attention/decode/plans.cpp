@@ -18,8 +18,8 @@ constexpr int kFewestBlockKeys = 128;     // with fewer, merging costs more than
 constexpr int kFewestRingKeys = 256;      // of a multiprocessor
 constexpr int kFewestSplitKeys = 256;     // of one part in the direct kernel, or
 constexpr int kFewSplitKeys = 128;        // where two waves of blocks have as many for all units: a tile for each warp
-constexpr int kUnsplitKeys = 512;         // up to which one part is as fast, and nothing has to be merged
-constexpr int kMostMaskedKeys = 32768;    // of one part with a mask, whose bits lie in shared memory
+constexpr int kUnsplitKeys = 512;         // up to which one part is as fast, and needs no merge
+constexpr int kMostMaskedKeys = 32768;    // of one part with a mask, whose bits are in shared memory
 constexpr int kShortSpan = 2048 + 15;     // up to which many units are given blocks of half the size in the direct kernel
 constexpr int kMostShortKeys = 2048;      // of units that two blocks of a multiprocessor share, and
 constexpr int kMostHalfRows = 8;          // of these, unless each takes a whole unit
@@ -122,8 +122,8 @@ struct Residency {
   bool whole = false;  // each block takes a whole unit instead
 };
 
-// Units that are all alike, many and short: two blocks of half the warps on a multiprocessor, of which one reads while the other
-// begins or ends. In nearly full waves each takes a whole unit, so that nothing has to be merged.
+// Units that are all equal, many and short: two blocks of half the warps on an SM, of which one reads while the other starts or
+// ends. In nearly full waves each takes a whole unit, without a merge.
 Residency share_many(const DecodeProblem& problem) {
   if (problem.sizes.kv_length > kMostShortKeys) {
     return {};
@@ -257,8 +257,8 @@ DecodePlan plan_wide(const DecodeProblem& problem) {
 
 }  // namespace
 
-// Wide heads, and otherwise: units that are better cut into parts of their own, because a mask says where the keys are, or because
-// there is so little to read that beginning sooner is worth more than a ring; then on Hopper rows of more than one tile.
+// Wide heads, and: units that are better cut into parts of their own, because of a mask, or because there is so little to read
+// that an early start is worth more than a pipeline; then on Hopper rows of more than one tile.
 DecodePlan plan_decode(const DecodeProblem& problem) {
   const bool one_tile = rows_of(problem) <= kTileRows;
   if (widest(problem) > NarrowTraits::kWidest) {
@@ -277,7 +277,7 @@ DecodePlan plan_decode(const DecodeProblem& problem) {
   return plan_narrow(problem);
 }
 
-// As many parts as fill the device best: whole waves of blocks, of which each costs what a number of keys does besides its own.
+// The number of parts that fills the device best: whole waves of blocks, each with a fixed cost of so many keys.
 DecodePlan plan_quantized(const DecodeProblem& problem, bool floats, int bits) {
   const QuantizedTraits traits{.width = widest(problem) <= 128 ? 128 : 256, .bits = bits};
   const int rows = rows_of(problem);

@@ -1,4 +1,4 @@
-// Which decode kernel takes a call, and how it is launched.
+// Chooses the decode kernel of a call and its launch parameters.
 #pragma once
 
 #include "attention/decode/params.h"
@@ -12,14 +12,14 @@
 
 namespace mlx_cuda {
 
-// What decides the kernel and its work, beside the GPU.
+// The properties of a call that choose the kernel and its work, besides the GPU.
 struct DecodeProblem {
   mlx::core::Dtype dtype;
   DecodeSizes sizes;
-  bool paged;          // keys lie in pages
+  bool paged;          // paged KV cache
   bool mask;           // an array
-  bool key_mask;       // and one row of booleans for all heads: what it hides is not read
-  bool ragged;         // keys begin or end at different places
+  bool key_mask;       // and one row of booleans for all heads: masked keys are not read
+  bool ragged;         // sequences have different first or last keys
   bool copyable;       // by the copy engine of this GPU, which is Hopper
   bool shared_values;  // the values are the first columns of the keys
 };
@@ -37,9 +37,9 @@ struct DecodePlan {
   int warps = 0;
   int shared_bytes = 0;
   DecodeTiling tiling{};
-  SplitK split_k{};    // of the direct kernel and that for quantised keys
+  SplitK split_k{};    // of the direct kernel and of that for quantized keys
   StreamK stream_k{};  // of the others
-  int stages = 0;      // of the wide kernel's ring
+  int stages = 0;      // of the wide kernel's pipeline
   Merge merge = Merge::none;
   int merge_groups = 1;
   std::size_t partial_rows = 0;  // rows of incomplete results that there may be

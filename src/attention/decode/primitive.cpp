@@ -21,7 +21,7 @@ namespace mlx_cuda {
 
 namespace {
 
-// Whether values are the first columns of keys. What has not been computed yet shares nothing.
+// Whether values are the first columns of keys. Arrays that are not evaluated share nothing.
 bool same_rows(const mx::array& k, const mx::array& v) {
   auto same = [&](int axis) { return k.shape(axis) == 1 || k.strides(axis) == v.strides(axis); };
   return k.data_shared_ptr() && v.data_shared_ptr() && mx::gpu_ptr<void>(k) == mx::gpu_ptr<void>(v) && same(0) && same(1) &&
@@ -109,7 +109,7 @@ class Decode final : public AttentionPrimitive {
   }
 
  private:
-  // Those inputs that the stream's next update may write to (paged/primitive.h): pages that are read where they lie. The inputs of
+  // The inputs that the stream's next update may write to (paged/primitive.h): pages that are read without a copy. The inputs of
   // a traced graph are used again.
   std::vector<const mx::array*> updated_pages(const Arrays& inputs, const AttentionArrays& in, const Arrays& outputs) {
     std::vector<const mx::array*> updated;

@@ -1,4 +1,4 @@
-// How the decode kernel for quantised keys and values is called.
+// Parameters of the decode kernel for a quantized KV cache.
 #pragma once
 
 #include "attention/decode/params.h"
@@ -14,7 +14,7 @@ struct PackedStrides {
 
 // Keys or values.
 struct QuantizedOperand {
-  const void* rows;    // packed, on 16 bytes
+  const void* rows;    // packed, aligned to 16 bytes
   const void* scales;  // T, or bytes
   PackedStrides row_strides;
   PackedStrides scale_strides;

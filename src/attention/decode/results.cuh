@@ -1,5 +1,5 @@
-// How results of the decode kernels are written, and how those of a unit's parts become one: in the order of the parts, whoever
-// merges them, so that a result does not depend on timing.
+// Writes results of the decode kernels and merges the parts of a unit: always in the order of the parts, so that results do not
+// depend on timing.
 #pragma once
 
 #include "attention/decode/rows.cuh"
@@ -64,7 +64,7 @@ __device__ inline void write_result(const DecodeParams& p, const Segment& s, int
   }
 }
 
-// Zeros for the batch entries of which there are no keys, which nobody has a part of.
+// Zeros for batch entries without keys, which have no parts.
 template <typename T>
 __device__ inline void write_nothing(const DecodeParams& p) {
   const int columns = p.value_dim / 4;
@@ -83,8 +83,8 @@ __device__ inline unsigned long long read_ticket(const DecodeParams& p, const Se
   return s.slot >= 0 && threadIdx.x == 0 ? *static_cast<volatile unsigned long long*>(p.tickets + s.unit) : 0;
 }
 
-// Counts a part of a unit as written; true for the last of `parts`. A ticket is the number of the call that it counts for and the
-// count: whatever it held before is another call's, so nobody has to clear it.
+// Counts a part of a unit as written; true for the last of `parts`. A ticket is a call's number and a count: an older value
+// belongs to another call, so tickets need no reset.
 __device__ inline bool is_last_part(const DecodeParams& p, int unit, int parts, unsigned long long seen) {
   for (;;) {
     const unsigned long long next = (seen >> 16 == p.call ? seen : p.call << 16) + 1;
@@ -100,7 +100,7 @@ __device__ inline bool is_last_part(const DecodeParams& p, int unit, int parts, 
   }
 }
 
-// The same, asked by all threads of the block after they have written their part. `ticket`: what thread 0 has read of it.
+// The same, called by all threads of the block after they have written their part. `ticket`: its value as read by thread 0.
 __device__ inline bool block_is_last(const DecodeParams& p, int unit, int parts, unsigned long long ticket, int* shared) {
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -150,7 +150,7 @@ __device__ inline void merge_parts(
   const int thread = static_cast<int>(threadIdx.x);
   const int columns = p.value_dim / 4;
   const int tasks = s.rows * columns;
-  const int groups = min(max(threads / tasks, 1), parts.count);  // that take parts in turn
+  const int groups = min(max(threads / tasks, 1), parts.count);  // that take turns at parts
   float4* values = reinterpret_cast<float4*>(shared);
   float2* scales = reinterpret_cast<float2*>(shared + 4 * threads);
 #pragma unroll 1
@@ -224,8 +224,8 @@ __device__ inline void merge_slices(
   }
 }
 
-// A kernel of its own after those that count no tickets: one block for each query of each head merges what their blocks have put
-// aside, in their order, and writes zeros where nobody had anything to do.
+// The merge kernel, after kernels without tickets: one block for each query of each head merges the partial results, in their
+// order, and writes zeros if there are none.
 template <typename T>
 __device__ inline void merge(const DecodeParams& p) {
   __shared__ float4 values[8][128];  // [group][lane]

@@ -1,4 +1,4 @@
-// The rows of a unit: their queries, which keys they see, and how keys and values lie in shared memory.
+// The rows of a unit: their queries, the keys they see, and the layout of keys and values in shared memory.
 #pragma once
 
 #include "attention/decode/traits.h"
@@ -33,7 +33,7 @@ __device__ inline uint4 query_piece(const DecodeParams& p, const Segment& s, int
       column);
 }
 
-// Whether every query of a unit sees every key of a tile, and nothing but a factor is done to their scores.
+// Whether every query of a unit sees every key of a tile, and scores only need their scale.
 __device__ inline bool whole_tile(const DecodeParams& p, const Segment& s, int tile) {
   return p.plain && tile >= s.span.begin && tile + p.tile_keys <= s.last &&
          (p.window_left < 0 || tile >= s.span.end - 1 - p.window_left) &&
@@ -93,8 +93,8 @@ __device__ inline void apply_mask(const DecodeParams& p, const Segment& s, float
   }
 }
 
-// Scores of a lane for keys `key`, `key` + 1 of each of `Blocks` blocks of 8 keys and for rows `row` and `row` + 8, as products
-// leave them: in units of log2(e) or minus infinity afterwards.
+// Scores of a lane for keys `key`, `key` + 1 of each of `Blocks` blocks of 8 keys and for rows `row` and `row` + 8: from raw MMA
+// results to units of log2(e), or minus infinity.
 template <typename T, int Blocks, bool Masks = true>
 __device__ inline void restrict_scores(const DecodeParams& p, const Segment& s, float (*scores)[4], int row, int key) {
   if constexpr (Masks) {
@@ -118,8 +118,8 @@ __device__ inline void restrict_scores(const DecodeParams& p, const Segment& s, 
   }
 }
 
-// Restricts scores of the tile that begins at a key to what the rows see: those of `Blocks` blocks of 8 keys, from key `first` of
-// the tile on. Returns what they are to be multiplied by: the scale, or 1 where that is done.
+// Masks the scores of a tile that begins at a key: those of `Blocks` blocks of 8 keys, from key `first` of the tile on. Returns
+// their remaining factor: the scale, or 1 if it is applied.
 template <typename T, int Blocks, bool Masks = true>
 __device__ inline float restrict_tile(
     const DecodeParams& p, const Segment& s, float (*scores)[4], int row, int tile, int first = 0) {
@@ -144,7 +144,7 @@ __device__ inline void find_peaks(const float (*scores)[4], float unit, const fl
   }
 }
 
-// What sums shrink by where the maximum of their row rises; there are none where it was minus infinity.
+// The factor by which sums shrink when the maximum of their row rises; 1 if it was minus infinity.
 __device__ inline float shrinking(float before, float peak) {
   return before == -kInfinity ? 0.0f : exp2f(before - peak);
 }
@@ -152,8 +152,8 @@ __device__ inline float shrinking_approx(float before, float peak) {
   return before == -kInfinity ? 0.0f : exp2_approx(before - peak);
 }
 
-// Where a piece of 16 bytes of a row of K or V lies in shared memory: exchanged with others of eight such that neither a fragment
-// of K (eight rows, four adjacent pieces) nor one of V (every second of eight rows, eight pieces) meets another in a bank.
+// The position in shared memory of a 16-byte unit of a row of K or V, swizzled within eight so that fragments of K (eight rows,
+// four adjacent units) and of V (every second of eight rows, eight units) have no bank conflicts.
 __device__ inline int place_of(int row, int piece) {
   return piece ^ (row & 1) << 2 ^ (row & 6);
 }

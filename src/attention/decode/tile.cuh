@@ -1,8 +1,8 @@
-// What a warp of a decode kernel does with a tile of 16 keys and up to 16 rows, in fragments of mma.m16n8k16. Lane 4 * g + c has
-// rows g and g + 8, and of the scores keys 2c and 2c + 1 of each half tile.
+// Computation of a warp of a decode kernel on a tile of 16 keys and up to 16 rows, in fragments of mma.m16n8k16. Lane 4 * g + c
+// has rows g and g + 8, and of the scores keys 2c and 2c + 1 of each half tile.
 //
-// Which k index of Q K^T is which element of head_dim is free, as long as Q agrees, and so is which n index of the output is which
-// column of V: a thread's fragments are 16 adjacent bytes of K and of V, and in the end it has 16 adjacent columns of the output.
+// Any permutation of head_dim works as the k index of Q K^T if Q has the same, and any permutation of V's columns as the n index
+// of the output: a thread's fragments are 16 adjacent bytes of K and of V, and it ends with 16 adjacent columns of the output.
 #pragma once
 
 #include "attention/decode/results.cuh"
@@ -68,7 +68,7 @@ __device__ inline void load_keys(const DecodeParams& p, const Keys& s, const T* 
   }
 }
 
-// A lane's values: four keys, 8 columns of every 64; zeros likewise.
+// A lane's values: four keys, 8 columns of every 64; also the zeros.
 template <typename T, int D, typename Keys>
 __device__ inline void load_values(const DecodeParams& p, const Keys& s, const T* head, int tile, uint4 (&values)[D / 64][4]) {
   const int g = threadIdx.x % 32 / 4;

@@ -1,4 +1,4 @@
-// How the decode kernels divide rows, keys and shared memory: what the planner and the device code both go by.
+// How the decode kernels divide rows, keys and shared memory, for the planner and the device code.
 #pragma once
 
 namespace mlx_cuda {
@@ -13,7 +13,7 @@ constexpr int result_bytes(int rows, int width) {
   return rows * (result_pitch(width) + 2) * 4;
 }
 
-// What threads that merge parts of a unit take: four columns, a maximum and a sum for each.
+// The work of threads that merge parts of a unit: four columns, a maximum and a sum for each.
 constexpr int merge_bytes(int threads) {
   return threads * 6 * 4;
 }
@@ -38,7 +38,7 @@ struct DirectTraits {
   }
 };
 
-// Split-K from packed rows straight to fragments (decode_quantized.cu).
+// Split-K, from quantized rows directly to fragments (decode_quantized.cu).
 struct QuantizedTraits {
   static constexpr int kTileKeys = DirectTraits::kTileKeys;
   static constexpr int kRows = 8;       // of a block
@@ -61,7 +61,7 @@ struct QuantizedTraits {
   }
 };
 
-// Stream-K from rings of tiles in shared memory (decode.cu).
+// Stream-K, with tiles in pipeline stages (decode.cu).
 struct NarrowTraits {
   static constexpr int kWidest = 256;  // head_dim
   static constexpr int kTileKeys = 16;
@@ -98,7 +98,7 @@ struct Sm90Traits {
   static constexpr int kWidest = 128;  // head_dim
   static constexpr int kTileKeys = 64;
   static constexpr int kTileShift = 6;
-  static constexpr int kGroups = 2;  // warpgroups that compute, beside one that copies
+  static constexpr int kGroups = 2;  // consumer warpgroups, besides one producer
   static constexpr int kGroupRows = 64;
   static constexpr int kConsumers = kGroups * 128;  // threads
   static constexpr int kThreads = kConsumers + 128;

@@ -15,7 +15,7 @@ namespace mlx_cuda {
 struct Span {
   int begin;
   int end;
-  int diagonal;  // the key that stands at the place of the first query
+  int diagonal;  // the key at the position of the first query
   int tiles;
 };
 
@@ -193,7 +193,7 @@ class Segments {
   int batch_ = 0;
 };
 
-// Then little has to be done before the first copy, and nothing from one unit to the next.
+// Then there is little to do before the first copy, and nothing between units.
 template <>
 class Segments<true> {
  public:

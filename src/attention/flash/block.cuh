@@ -1,8 +1,9 @@
-// What a block of the kernels of flash.cu does (FlashAttention-2, arXiv:2307.08691): it takes a tile of rows of one head and goes
-// over the keys in tiles. Scores and weights stay in registers, the sums of the softmax are kept up as it goes.
+// The block of the kernels of flash.cu (FlashAttention-2, arXiv:2307.08691): a tile of rows of one head, and a loop over tiles of
+// keys. Scores and weights stay in registers, with an online softmax.
 //
-// Where head_dim is too long for one warp to hold 16 rows of the output, several warps ("parts") share the rows: each makes the
-// scores of its part of the keys, they exchange maxima and weights through shared memory, and each sums up its part of the columns.
+// If head_dim is too large for one warp to hold 16 rows of the output, several warps ("parts") share the rows: each computes the
+// scores of its part of the keys, they exchange maxima and weights through shared memory, and each accumulates its part of the
+// columns.
 #pragma once
 
 #include "attention/flash/kernels.h"
@@ -25,8 +26,8 @@ namespace mlx_cuda {
 // How much of a tile of keys the rows of a warp see.
 enum class View { none, partial, whole };
 
-// The block and, of its rows and columns, what a thread has, as mma.sync hands out the sums: of each 16 rows g and g + 8, of each 8
-// columns 2 c and 2 c + 1. Arrays stand outside, so that all else is in registers at once.
+// A block and a thread's part of its rows and columns, in the layout of mma.sync accumulators: of each 16 rows g and g + 8, of
+// each 8 columns 2 c and 2 c + 1. Arrays are outside, so that everything else is in registers at once.
 template <typename T, FlashShape S>
 class FlashBlock : FlashThreads<S> {
   static constexpr bool kFloat = sizeof(T) == 4;
@@ -34,7 +35,7 @@ class FlashBlock : FlashThreads<S> {
   static constexpr int kKeyTiles = S.keys / S.parts / 8;   // of 8 keys, whose scores a warp makes
   static constexpr int kColumns = S.v_head_dim / S.parts;  // of the output, that a warp sums up
   static constexpr int kColumnTiles = kColumns / 8;
-  static constexpr int kSteps = S.head_dim * S.itemsize / 32;  // of a product along head_dim
+  static constexpr int kSteps = S.head_dim * S.itemsize / 32;  // of a GEMM over head_dim
   static_assert(sizeof(T) == S.itemsize && kKeyTiles % 2 == 0 && S.keys % 32 == 0 && !(kFloat && S.parts > 1));
   static_assert(!S.swizzled() || (S.pitch() % 128 == 0 && kColumns * S.itemsize % 128 == 0));  // as along() needs
 
@@ -55,7 +56,7 @@ class FlashBlock : FlashThreads<S> {
     const unsigned shared = shared_address(memory);
     shared_weights = shared + S.weights_at();
     row_numbers = reinterpret_cast<float*>(reinterpret_cast<char*>(memory) + S.row_numbers_at());
-    // What a lane gives to ldmatrix: rows 8 (m % 2) or 8 (m / 2) of matrix m.
+    // A lane's address for ldmatrix: rows 8 (m % 2) or 8 (m / 2) of matrix m.
     q_address = shared + (group() * kWarpRows + lane() % 16) * S.pitch() + unit_at(lane() / 16);
     k_address =
         shared + S.keys_at() + (part() * kKeyTiles * 8 + lane() / 16 * 8 + lane() % 8) * S.pitch() + unit_at(lane() / 8 % 2);
@@ -114,7 +115,7 @@ class FlashBlock : FlashThreads<S> {
     }
   }
 
-  // Adds what a tile of keys contributes, and begins to copy the next.
+  // Accumulates a tile of keys, and begins to load the next.
   __device__ void visit(const Tile& tile, const Tile& next, bool last, int stage, const Queries& held_queries, Sums& sums) const {
     const int key0 = place.first_key(tile.index, S.keys);
     const View view = view_of(key0, tile.masked);
@@ -137,7 +138,7 @@ class FlashBlock : FlashThreads<S> {
     }
     if constexpr (S.stages == 1) {
       wait_copies<0>();
-      __syncthreads();  // the values have arrived, and nobody reads these keys any more
+      __syncthreads();  // the values have arrived, and the keys are no longer read
       if (!last) {
         load.keys(next.index, 0);
       }
@@ -154,7 +155,7 @@ class FlashBlock : FlashThreads<S> {
     }
   }
 
-  // Writes the rows of the output, and the logarithms of the sums.
+  // Writes the rows of the output, and their log-sum-exp.
   __device__ void finish(Sums& sums) const {
     for_each_row([&](int t, int half) {
       sums.sum[t][half] = quad_sum(sums.sum[t][half]);
@@ -402,7 +403,7 @@ class FlashBlock : FlashThreads<S> {
     return v_address + (S.stages > 1 ? stage * S.keys * S.value_pitch() : 0);
   }
 
-  // What the sums of a row are multiplied by. Writes the logarithm of its softmax's sum where there is a place for it.
+  // The factor of a row's sums. Writes the log-sum-exp if there is an output for it.
   __device__ float normalize(const Sums& sums, int t, int half, float sink, float* lse) const {
     float total = sums.sum[t][half];
     if constexpr (S.parts > 1) {

@@ -1,4 +1,4 @@
-// What a consumer warpgroup of flash_sm90.cu does with the tiles that the producer copies.
+// Consumer warpgroups of flash_sm90.cu: computation on the tiles that the producer loads.
 #pragma once
 
 #include "attention/flash/ring_sm90.cuh"
@@ -12,7 +12,7 @@
 
 namespace mlx_cuda {
 
-// Warpgroups put their products on the tensor cores in turns, so that one computes its weights while another multiplies.
+// Warpgroups take turns on the tensor cores, so that one computes its softmax during the GEMM of the other.
 template <int Groups>
 struct Order {
   static constexpr int kFirst = 2;  // number of the first group's barrier
@@ -104,7 +104,7 @@ class Consumer {
     wgmma_commit();
   }
 
-  // Scores of the turn's tile become weights in place; says by how much what has been summed so far shrinks.
+  // Turns the scores of the current tile into weights in place; returns the factors by which earlier sums shrink.
   __device__ void soften(Scores& scores, int i, const Turn<Traits>& turn, Sums& sums, float (&shrink)[2]) const {
     const Tile tile = tiles[i];
     if constexpr (Traits::kBiased) {
@@ -223,7 +223,7 @@ class Consumer {
     sync_some(1, Traits::kConsumers);
   }
 
-  // What the sums of a row are multiplied by. Writes the logarithm of its softmax's sum where it is wanted.
+  // The factor of a row's sums. Writes the log-sum-exp if it is needed.
   __device__ float normalize(const Sums& sums, int half) const {
     float total = quad_sum(sums.sum[half]);
     float top = sums.peak[half] == -kInfinity || kGeneral ? sums.peak[half] : sums.peak[half] * sums.unit;

@@ -1,10 +1,9 @@
-// Attention of many queries on Hopper: FlashAttention (arXiv:2205.14135, arXiv:2407.08608) with wgmma and the bulk tensor copy
-// engine.
+// FlashAttention on Hopper (arXiv:2205.14135, arXiv:2407.08608) with wgmma and TMA.
 //
-// A block takes 64 rows of queries for each of its consumer warpgroups, which share the tiles of keys and values that one producer
-// warp copies into a ring of two stages. While the scores of the next tile are computed, the tensor cores add the last tile's
-// weighted values. Tiles that a window, lengths or a mask hide from all rows are never copied; only tiles that they cut pay for it.
-// The biased kernels have tiles of an additive mask in the ring as well.
+// A block has 64 rows of queries for each of its consumer warpgroups, which share the tiles of keys and values that one producer
+// warp loads into two stages. While the scores of the next tile are computed, the tensor cores accumulate the last tile's
+// weighted values. Tiles that a window, lengths or a mask hide from all rows are never loaded; only partly masked tiles need
+// masking. The biased kernels have tiles of an additive mask in the stages as well.
 #include "attention/flash/consumer_sm90.cuh"
 #include "attention/flash/kernels.h"
 #include "attention/flash/ring_sm90.cuh"

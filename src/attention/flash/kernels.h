@@ -1,9 +1,9 @@
-// Which flash kernels there are and what each is made for: device code instantiates these tables, and the host chooses from them.
+// The flash kernels and their compile-time parameters: device code instantiates these tables, and the host chooses from them.
 #pragma once
 
 namespace mlx_cuda {
 
-// What a kernel of flash.cu is made for, and where its operands lie in shared memory.
+// Compile-time parameters of a kernel of flash.cu, and its layout of shared memory.
 struct FlashShape {
   int itemsize;
   int head_dim;    // of queries and keys, at most
@@ -24,8 +24,8 @@ struct FlashShape {
     return warps * 32;
   }
 
-  // Whether eight rows in turn lie in different banks because their 16-byte units change places within each 128 bytes; else because
-  // there are 16 bytes from one row to the next that are not used.
+  // Whether bank conflicts between eight adjacent rows are avoided by swizzling 16-byte units within each 128 bytes; otherwise by
+  // 16 bytes of padding per row.
   constexpr bool swizzled() const {
     return itemsize == 2;
   }
@@ -58,11 +58,11 @@ struct FlashShape {
   }
 };
 
-// flash.cu. EACH(name, dtype, the shape's members...). Kernels that take masks and a softcap need more registers, so those that
-// take neither are there as well where it is felt. For each size of the elements: first those that take neither, then those that
-// do; the narrowest first, and of the same width the fastest. The plan takes the first kernel whose `blocks` blocks fit on a
-// multiprocessor, else the first that fits at all: with 100 KiB (Ada) that is 128_general, with 164 KiB (A100) 128. The last of
-// each fits into the shared memory of every GPU. In place of NOT_SM90's, Hopper has flash_sm90.cu and more shared memory.
+// flash.cu. EACH(name, dtype, the shape's members...). Kernels with masks and a softcap need more registers, so there are kernels
+// without them where it matters. For each element size: first those without, then those with; the narrowest first, and of one
+// width the fastest. The plan uses the first kernel whose `blocks` blocks fit on an SM, otherwise the first that fits at all:
+// with 100 KiB (Ada) that is 128_general, with 164 KiB (A100) 128. The last of each fits into the shared memory of every GPU.
+// NOT_SM90's are not compiled for Hopper, which has flash_sm90.cu and more shared memory.
 #define MLX_CUDA_FLASH_KERNELS(EACH, NOT_SM90)                                                                                     \
   MLX_CUDA_FLASH_16(                                                                                                               \
       NOT_SM90, 64, .head_dim = 64, .v_head_dim = 64, .keys = 64, .warps = 4, .row_tiles = 2, .stages = 2, .holds_queries = true)  \
@@ -104,11 +104,11 @@ struct FlashShape {
   EACH(flash_bfloat16_##width, bfloat16, .itemsize = 2, __VA_ARGS__)
 #define MLX_CUDA_FLASH_32(EACH, width, ...) EACH(flash_float32_##width, float32, .itemsize = 4, __VA_ARGS__)
 
-// What a kernel of flash_sm90.cu takes: neither mask nor softcap, a softcap, a mask with or without one, or an additive mask that
-// the copy engine reads, without softcap, sinks and logarithms.
+// Variants of a kernel of flash_sm90.cu: no mask and no softcap; softcap; mask with or without softcap; or an additive mask that
+// TMA loads, without softcap, sinks and log-sum-exp.
 enum class FlashKind { plain, capped, general, biased };
 
-// What a kernel of flash_sm90.cu is made for: operands of 16 bits, in a ring of stages.
+// Compile-time parameters of a kernel of flash_sm90.cu: operands of 16 bits, in pipeline stages.
 struct FlashSm90Shape {
   int head_dim;   // of queries, keys and values, at most
   int keys;       // of a tile

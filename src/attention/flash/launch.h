@@ -16,11 +16,11 @@ struct FlashOperands {
   MaybeArray mask;  // [B, H, Tq, Tk]
 };
 
-// An additive mask that the copy engine reads: itself or, where its rows can lie on 16 bytes, a copy without what is broadcast in
-// it. Else the mask, as general kernels read it.
+// An additive mask that TMA can load: itself or, if its rows can be aligned to 16 bytes, a copy without its broadcast dimensions.
+// Otherwise the mask, which general kernels read.
 mx::array copyable_bias(const mx::array& mask, CommandEncoder& encoder, const mx::Stream& stream);
 
-// Adds the kernel's node; the caller has filled `params` (but for `section` and `cap`) and has named inputs and outputs.
+// Adds the kernel's node. The caller has filled `params`, except `section` and `cap`, and has set inputs and outputs.
 void launch_flash(const FlashPlan& plan, FlashParams params, const FlashOperands& operands, KernelNode& node);
 
 }  // namespace mlx_cuda

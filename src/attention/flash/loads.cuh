@@ -7,12 +7,12 @@
 
 namespace mlx_cuda {
 
-// Where a 16-byte unit of a row lies in it, if units change places.
+// The swizzled position of a 16-byte unit in a row.
 __device__ inline int swizzle(int row, int byte) {
   return byte ^ row % 8 * 16;
 }
 
-// From where one unit lies to where another lies, so many bytes (a multiple of 32) after it in the same row.
+// The offset from one unit to another that is so many bytes (a multiple of 32) after it in the same row.
 template <bool Swizzled>
 __device__ inline unsigned along(unsigned address, int bytes) {
   return Swizzled ? (address ^ bytes % 128) + bytes / 128 * 128 : address + bytes;

@@ -1,4 +1,4 @@
-// What a mask has for one row of queries, and what a row sees.
+// A mask's values for one row of queries, and the keys that a row sees.
 #pragma once
 
 #include "attention/flash/params.h"
@@ -20,14 +20,14 @@ __device__ inline const T* mask_values(const FlashParams& p, int batch, int head
   return static_cast<const T*>(p.mask.values) + batch * strides[0] + head * strides[1] + row * strides[2];
 }
 
-// What is taken off a row of an additive mask (attention/flash/mask_tiles.cu).
+// The offset that is subtracted from a row of an additive mask (attention/flash/mask_tiles.cu).
 __device__ inline float mask_shift(const FlashParams& p, int batch, int head, int row) {
   const long long* strides = p.mask.shift_strides;
   return p.mask.shifts ? p.mask.shifts[batch * strides[0] + head * strides[1] + row * strides[2]] : 0.0f;
 }
 
-// Hides what a row does not see of the scores that mma.sync has left in `scores`, and adds an additive mask to them, which then are
-// in units of log2(e).
+// Masks the scores that mma.sync has left in `scores`, and adds an additive mask to them; they are in units of log2(e)
+// afterwards.
 template <typename T, bool General, int Tiles>
 __device__ inline void restrict_row(
     const FlashParams& p, const Place& place, float (&scores)[Tiles][4], int row, int half, float unit, int key0) {

@@ -22,7 +22,7 @@ std::pair<FlashMask, mx::array> summarize_mask(
 #define MLX_CUDA_MASK_ROW(name, type, dtype) {#name, {#dtype}},
   static constexpr auto table = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_MASK_STATES_KERNELS(MLX_CUDA_MASK_ROW)});
   const bool is_bool = mask.dtype() == mx::bool_;
-  // What is broadcast is looked at once.
+  // Broadcast dimensions are read once.
   auto own = [&](int axis) { return mask.strides(axis) == 0 ? 1 : mask.shape(axis); };
   const int batch = own(0);
 
@@ -37,7 +37,7 @@ std::pair<FlashMask, mx::array> summarize_mask(
   params.words = ceil_div(params.key_tiles * tile_keys, 128) * 4;
   std::copy_n(mask.strides().begin(), 4, params.strides);
 
-  // One piece of memory for all of it: allocations cost more than what they hold.
+  // One buffer for all of it: allocations cost more than their contents.
   std::size_t bytes = 0;
   auto reserve = [&](std::size_t count, std::size_t size) {
     const std::size_t at = bytes;

@@ -1,7 +1,7 @@
-// Reads a mask of attention once: which tiles of it hide everything and which nothing, and for a bool mask its bits.
+// Reads a mask of attention once: which tiles are fully masked and which not at all, and for a bool mask its bits.
 //
-// The flash kernels then skip hidden tiles, and read an eighth of a bool mask's bytes where it matters. Of an additive mask they
-// take off what a row has in common, where that is large: added to the scores it would overflow, or leave little of them.
+// The flash kernels then skip fully masked tiles, and read an eighth of a bool mask's bytes. A large common offset of a row of an
+// additive mask is subtracted: added to the scores it would overflow, or swallow them.
 #include "attention/flash/mask_tiles_params.h"
 
 #include "device/numbers.cuh"
@@ -34,7 +34,7 @@ __device__ inline unsigned word_of(const unsigned char* row, long long stride, i
   return bits;
 }
 
-// What is known of some numbers of an additive mask.
+// Statistics of some numbers of an additive mask.
 struct Seen {
   float peak = -kInfinity;
   bool hidden = true;
@@ -47,7 +47,7 @@ struct Seen {
   }
 };
 
-// Looks at the keys of a row that one of its four lanes has: 16 bytes of each 64, where the row lies so.
+// Reads the keys of a row that belong to one of its four lanes: 16 of each 64 bytes, if the row is aligned.
 template <typename T>
 __device__ inline Seen look(const T* row, long long stride, int key0, int count, int keys) {
   constexpr int per_lane = kVectorSize<T>;
@@ -136,7 +136,7 @@ __device__ inline void mask_states(const MaskTilesParams& p) {
   }
 MLX_CUDA_MASK_STATES_KERNELS(MLX_CUDA_MASK_STATES)
 
-// For each tile of rows: the tiles of keys that are not hidden, in their order, and what is taken off the rows.
+// For each tile of rows: the tiles of keys that are not fully masked, in their order, and the offsets of the rows.
 extern "C" __global__ void __launch_bounds__(128) mask_list(const __grid_constant__ mlx_cuda::MaskTilesParams p) {
   constexpr float kModest = 1024;  // what leaves enough of the scores' digits
   bool shifted = false;

@@ -10,10 +10,10 @@
 
 namespace mlx_cuda {
 
-// Encodes the pass over a mask, a view of [B, H, Tq, Tk] (bool, float16, bfloat16 or float32; broadcast dimensions have stride 0),
-// for a kernel that takes `tile_rows` queries and `tile_keys` keys (a multiple of 32) at a time. `shifting`: nothing but the
-// weights depends on the scores, so that they may be shifted. The caller names the memory that is returned as well, and the mask
-// itself, as inputs of its own node. Like every allocation, this comes before that.
+// Encodes the pass over a mask, a view of [B, H, Tq, Tk] (bool, float16, bfloat16 or float32; broadcast dimensions have stride
+// 0), for a kernel with tiles of `tile_rows` queries and `tile_keys` keys (a multiple of 32). `shifting`: only the weights depend
+// on the scores, so that they may be shifted. The caller sets the returned memory, and the mask itself, as inputs of its own
+// node. Like every allocation, this comes before that.
 std::pair<FlashMask, mx::array> summarize_mask(
     const mx::array& mask, int tile_rows, int tile_keys, bool shifting, CommandEncoder& encoder, const mx::Stream& stream);
 

@@ -1,4 +1,4 @@
-// What the kernels of mask_tiles.cu take by value; filled by attention/flash/mask_tiles.cpp.
+// Parameters of the kernels of mask_tiles.cu, passed by value; attention/flash/mask_tiles.cpp fills them in.
 #pragma once
 
 namespace mlx_cuda {

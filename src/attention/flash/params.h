@@ -1,4 +1,4 @@
-// What the flash kernels (flash.cu, flash_sm90.cu) take by value; filled by attention/flash/primitive.cpp.
+// Parameters of the flash kernels (flash.cu, flash_sm90.cu), passed by value; attention/flash/primitive.cpp fills them in.
 #pragma once
 
 namespace mlx_cuda {
@@ -10,8 +10,8 @@ struct FlashStrides {
   long long row;
 };
 
-// A bool or additive mask, read in place, and what a pass over it has found (attention/flash/mask_tiles.cu). "Own" sizes: broadcast
-// dimensions of the mask have a stride of 0 here, and their tiles and bits are there once.
+// A bool or additive mask, read in place, and the results of a pass over it (attention/flash/mask_tiles.cu). "Own" sizes:
+// broadcast dimensions of the mask have a stride of 0 here, and have one set of tiles and bits.
 struct FlashMask {
   const void* values;    // additive: of the operands' type; null for a bool mask, whose bits say it all, and where there is no mask
   long long strides[4];  // of the values
@@ -21,7 +21,7 @@ struct FlashMask {
   const int* tile_counts;      // how many of them each tile of rows has: the others are hidden
   long long tile_strides[3];   // in entries of `tiles`: batch, head, tile of rows
   long long count_strides[3];  // in entries of `tile_counts`: batch, head, tile of rows
-  const float* shifts;         // additive: what is taken off each row; or null
+  const float* shifts;         // additive: the offset of each row; or null
   long long shift_strides[3];  // batch, head, row
 };
 
@@ -41,7 +41,7 @@ struct FlashParams {
   float* lse;         // [B, H, Tq] (varlen: [H, total]), natural logarithm; or null
   const int* starts;  // [B]: keys before are not there; null: 0
   const int* ends;    // [B]: keys from here on are not there, and queries are the last before it; null: kv_length
-  const int* cu_q;    // [B + 1]: rows of each sequence, where sequences are packed into one row dimension; else null
+  const int* cu_q;    // [B + 1]: rows of each sequence, if sequences are packed (varlen); otherwise null
   const int* cu_k;    // [B + 1]
   const void* sinks;  // T [H], or null
   FlashMask mask;

@@ -36,7 +36,7 @@ constexpr bool same_width(const FlashShape& one, const FlashShape& other) {
   return one.head_dim == other.head_dim && one.v_head_dim == other.v_head_dim;
 }
 
-// Whether as many of its blocks as it is made for run at once on a multiprocessor with so much shared memory.
+// Whether the kernel's number of blocks fits on an SM with so much shared memory.
 constexpr bool is_resident(const FlashShape& shape, int shared_bytes) {
   constexpr int reserved = 1 << 10;  // of each block
   return shape.blocks * (shape.shared_bytes() + reserved) <= shared_bytes;

@@ -11,7 +11,7 @@
 
 namespace mlx_cuda {
 
-// What of a call decides.
+// The properties of a call that choose the kernel.
 struct FlashCall {
   mx::Dtype dtype;
   int head_dim;
@@ -36,7 +36,7 @@ struct FlashPlan {
 // Whether this GPU has the kernels of flash_sm90.cu and they are for such operands, of which the copy engine then reads all.
 bool on_flash_sm90(const FlashCall& call);
 
-// Whether kernels with tiles of an additive mask in the ring take the call; they have no room for what else there is.
+// Whether kernels with tiles of an additive mask in their stages support the call; they have no registers for other options.
 bool takes_bias(const FlashCall& call);
 
 // None where no kernel takes such operands.

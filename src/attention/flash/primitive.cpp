@@ -44,14 +44,14 @@ struct Axes {
   int row;
 };
 
-// What the kernels take, where only the lengths, the strides of lse and what `encode_flash` has not been given are there.
+// The kernels' parameters; only lengths, the strides of lse, and what `encode_flash` was not given are set.
 struct FlashInputs {
   FlashParams params{};
   Axes axes;
   FlashOperands operands;
   Arrays vectors{};  // that params point to
 
-  // Where a vector lies whose elements are made adjacent, or null.
+  // The address of a vector, copied if its elements are not adjacent; or null.
   void* add(const MaybeArray& vector, CommandEncoder& encoder, const mx::Stream& stream) {
     if (!vector) {
       return nullptr;

@@ -22,7 +22,7 @@ struct PackedArrays {
   MaybeArray sinks;
 };
 
-// What no sequence is longer than.
+// An upper limit of the sequences' lengths.
 struct PackedLengths {
   int q;
   int k;
@@ -33,8 +33,8 @@ struct PackedLengths {
 // The same for them. lse is [H, total_q].
 Arrays flash_varlen(const PackedArrays& in, PackedLengths longest, const AttentionOptions& options, const mx::Stream& stream);
 
-// The kernel that such a call gets on the current GPU, with its source, such as "flash_sm90 flash_bfloat16_128_plain"; "" where
-// there is none. Of a mask nothing is read but its shape and dtype.
+// The kernel of such a call on the current GPU, with its source, such as "flash_sm90 flash_bfloat16_128_plain"; "" if there is
+// none. Only the shape and dtype of a mask are read.
 std::string flash_kernel(const AttentionArrays& in, const AttentionOptions& options);
 
 }  // namespace mlx_cuda

@@ -1,4 +1,4 @@
-// What producer and consumers of flash_sm90.cu share: shared memory with its barriers, and how often they have been around it.
+// The state that producer and consumers of flash_sm90.cu share: shared memory with its barriers, and stage and phase.
 #pragma once
 
 #include "attention/flash/kernels.h"
@@ -22,10 +22,10 @@ struct Traits {
   static constexpr int kQueryBytes = Shape.query_bytes();
   static constexpr int kTileBytes = Shape.tile_bytes();
   static constexpr int kBiasBytes = Shape.bias_bytes(Kind);
-  static constexpr int kChunk = 64;  // columns that lie in 128 adjacent bytes
+  static constexpr int kChunk = 64;  // columns in 128 adjacent bytes
   static constexpr int kConsumerRegisters = kGroups == 2 ? 240 : 160;
   static constexpr int kProducerRegisters = kGroups == 2 ? 24 : 32;
-  static_assert(Shape.shared_bytes(Kind) <= 227 * 1024);  // what a block on Hopper may have
+  static_assert(Shape.shared_bytes(Kind) <= 227 * 1024);  // the limit of a block on Hopper
 };
 
 template <typename Traits>
@@ -74,7 +74,7 @@ struct Shared {
   }
 };
 
-// How often the ring of tiles, and the queries' place, have been filled so far: the same for producer and consumers.
+// How often the stages, and the queries' buffer, have been filled so far: the same for producer and consumers.
 template <typename Traits>
 struct Turn {
   int block = 0;

@@ -1,4 +1,4 @@
-// What happens to the scores of a tile, as wgmma leaves them in registers: softcap, masks, and the keys that a row does not see.
+// Softcap and masks on the scores of a tile, in the registers of wgmma's accumulator.
 #pragma once
 
 #include "attention/flash/kernels.h"
@@ -126,8 +126,8 @@ struct TileBias {
   }
 };
 
-// One tile's scores on their way to weights: what the options say is done, hidden ones are -inf. Returns the unit of the result in
-// log2(e). `rows`: the two rows of this thread; bounds: the keys that they see.
+// Softcap, bias and masks on one tile's scores; masked ones are -inf. Returns the unit of the result in log2(e). `rows`: the two
+// rows of this thread; bounds: the keys that they see.
 template <typename T, int KN, FlashKind Kind>
 __device__ inline float restrict_scores(
     const FlashParams& p,

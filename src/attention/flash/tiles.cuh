@@ -21,9 +21,9 @@ struct Place {
   int k_offset;
   int begin;  // keys that are there
   int end;
-  int left;  // keys before its own place that a row sees; negative: all
+  int left;  // keys before its own position that a row sees; negative: all
   int right;
-  int shift;   // from the number of a row to its place among the keys
+  int shift;   // from the number of a row to its position among the keys
   int origin;  // the key from which tiles are counted
   int first;   // tiles of keys that some row sees, without regard to a mask
   int last;
@@ -49,8 +49,7 @@ struct Place {
     shift = end - rows;
     left = p.window_left;
     right = p.window_right;
-    // What a row sums does not depend on what stands before its sequence. A mask's tiles and bits are counted from the first
-    // column.
+    // A row's sum does not depend on tokens before its sequence. Tiles and bits of a mask are counted from the first column.
     const bool masked = p.mask.tiles || p.mask.bits || p.mask.values;
     origin = masked ? 0 : begin;
     const int from = lowest(row0) - origin;

@@ -1,4 +1,4 @@
-// Writes new keys or values into the pages of their sequences; and sums up rows, which tells pages that are alike.
+// Writes new keys or values into the pages of their sequences; and computes checksums of rows, which identify equal pages.
 #include "attention/paged/params.h"
 #include "device/reduce.cuh"
 

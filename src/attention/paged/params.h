@@ -1,4 +1,4 @@
-// What the kernel that writes to a paged cache takes by value; filled by attention/paged/primitive.cpp.
+// Parameters of the kernel that writes to a paged KV cache, passed by value; attention/paged/primitive.cpp fills them in.
 #pragma once
 
 namespace mlx_cuda {
@@ -9,7 +9,7 @@ struct PagedUpdateParams {
   const void* rows;
   const int* table;
   const int* lengths;
-  long long page_strides[3];  // page, head, place in the page
+  long long page_strides[3];  // page, head, row in the page
   long long row_strides[3];   // batch, head, row
   long long table_stride;
   int item_bytes;
@@ -22,7 +22,7 @@ struct PagedUpdateParams {
   int table_pages;  // of an entry
 };
 
-// The same of the kernel that sums up rows, to tell which are alike. A warp takes a row of all heads.
+// The same of the checksum kernel. A warp processes a row of all heads.
 struct RowSumsParams {
   static constexpr int kWarps = 8;  // of a block
   unsigned long long* sums;         // [batch, count], to which it adds

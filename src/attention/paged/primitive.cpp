@@ -19,8 +19,8 @@ namespace mlx_cuda {
 
 namespace {
 
-// What the Data of pages that an update has written holds: the memory, and the stream that writes to it. Kernels of that stream
-// which read the pages hold the same by a Data of their own, so that the pages' Data counts everybody else.
+// The owner of pages that an update has written: the memory, and the stream that writes to it. Kernels of that stream hold the
+// memory by an array::Data of their own, so that the reference count of the pages' Data counts only other owners.
 struct PagesMemory {
   std::shared_ptr<mx::array::Data> memory;
   mx::Stream stream;
@@ -37,7 +37,7 @@ void set_memory(mx::array& out, const mx::array& like, PagesMemory memory) {
   out.set_data({like.buffer(), std::move(memory)}, like.data_size(), like.strides(), like.flags(), like.offset());
 }
 
-// Whether nobody but kernels of this stream, which come first, sees what is written to these pages.
+// Whether only earlier kernels of this stream can see writes to these pages.
 bool writable(const mx::array& pages, const mx::Stream& stream) {
   const PagesMemory* held = pages_memory(pages);
   if (!held) {
@@ -111,7 +111,7 @@ std::uint64_t add_row_sums(
   return static_cast<std::uint64_t>(params.heads) * params.row_bytes;
 }
 
-// One of keys and values: the inputs of a primitive of two outputs are held by both, so neither could be written in place.
+// Either keys or values: the inputs of a primitive with two outputs are held by both, so neither could be written in place.
 class PagedCacheUpdate final : public Fused {
  public:
   using Fused::Fused;
@@ -137,9 +137,9 @@ class PagedCacheUpdate final : public Fused {
     return false;
   }
 
-  // What derivatives would be taken of.
+  // The inputs that have gradients.
   Arrays compose(const Arrays&) const override {
-    throw std::invalid_argument("[paged_cache_update] Derivatives are not supported.");
+    throw std::invalid_argument("[paged_cache_update] Gradients are not supported.");
   }
 
   void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
@@ -171,7 +171,7 @@ void write_to_pages(
     write(out, rows[i], table, lengths, encoder, stream);
   }
   encoder.commit();
-  encoder.synchronize();  // who holds the rows may let go of them
+  encoder.synchronize();  // the owner of the rows may free them now
 }
 
 mx::array row_sums(const Arrays& rows, std::uint64_t seed, const mx::Stream& stream) {

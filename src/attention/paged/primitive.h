@@ -9,9 +9,9 @@
 namespace mlx_cuda {
 
 // The pages [P, Hkv, page_size, D] of keys and [P, Hkv, page_size, Dv] of values with the rows of keys [B, Hkv, T, D] and values
-// [B, Hkv, T, Dv] written at the places lengths[b] - T to lengths[b] - 1 of each sequence, in the pages that the table, int32 [B,
-// n], names; rows before place 0, beyond the table or without a page are not written. Pages that nobody else holds are written in
-// place. All of one type of 16 or 32 bits, D and Dv multiples of 8, no dimension empty.
+// [B, Hkv, T, Dv] written at positions lengths[b] - T to lengths[b] - 1 of each sequence, in the pages that the table, int32 [B,
+// n], names; rows before position 0, beyond the table or without a page are not written. Pages without other owners are written
+// in place. All of one type of 16 or 32 bits, D and Dv multiples of 8, no dimension empty.
 Arrays paged_cache_update(
     const mx::array& k_pages,
     const mx::array& v_pages,
@@ -21,14 +21,14 @@ Arrays paged_cache_update(
     const mx::array& lengths,
     const mx::Stream& stream);
 
-// The same, at once, in pages that are written where they lie, whoever holds them: the rows of each go to the pages beside them.
-// Both may be of any 16 or 32 bits and of any number of columns: rows of more than 16 bytes that are no multiple of it take longer.
+// The same, at once and in place, even if the pages have other owners. Both may be of any 16 or 32 bits and of any number of
+// columns: rows of more than 16 bytes that are not a multiple of it take longer.
 void write_to_pages(
     const Arrays& pages, const Arrays& rows, const mx::array& table, const mx::array& lengths, const mx::Stream& stream);
 
-// A number for each row [B, heads, T, …] of all of these together, uint64 [B, T], at once: the sum of its words of 32 bits (of 16
-// where its bytes are no multiple of four), each times an odd number that the seed gives for its place. Of B and T alike, and 16 or
-// 32 bits.
+// A checksum of each row [B, heads, T, …] of all of these together, uint64 [B, T], at once: the sum of its words of 32 bits (of
+// 16 if its bytes are not a multiple of four), each times an odd number by seed and position. All have the same B and T, and 16
+// or 32 bits.
 mx::array row_sums(const Arrays& rows, std::uint64_t seed, const mx::Stream& stream);
 
 // MLX keeps the Data of all inputs until the work that reads them has run, so pages that are still being read would be copied. A

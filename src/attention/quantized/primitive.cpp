@@ -65,7 +65,7 @@ DecodePlan plan_of(const DecodeProblem& problem, const QuantizedForm& form) {
   return plan_quantized(problem, form.mode != "affine", form.bits);
 }
 
-// Whether the kernel reads an array of scales where it lies, and its rows are near enough to one another.
+// Whether the kernel can read an array of scales without a copy, and its row stride fits.
 bool is_near(const mx::array& in) {
   const bool adjacent = in.shape(3) == 1 || in.strides(3) == 1;
   return adjacent && in.strides(2) * static_cast<std::int64_t>(in.itemsize()) <= std::numeric_limits<int>::max() &&

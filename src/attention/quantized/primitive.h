@@ -1,4 +1,4 @@
-// Decoding from quantised keys and values.
+// Decoding with a quantized KV cache.
 #pragma once
 
 #include "attention/call.h"
@@ -8,8 +8,8 @@
 
 namespace mlx_cuda {
 
-// Keys or values [B, Hkv, Tk, D] as quantised weights, or their pages. Those of affine formats have scales and biases of the
-// queries' dtype, float16 or bfloat16, the others bfloat16 queries; 4 or 8 bits. D is a multiple of 32 up to 256.
+// Keys or values [B, Hkv, Tk, D] as quantized weights, or their pages. Affine formats have scales and biases of the queries'
+// dtype, float16 or bfloat16; the others need bfloat16 queries; 4 or 8 bits. D is a multiple of 32 up to 256.
 struct QuantizedCache {
   QuantizedWeights keys;
   QuantizedWeights values;

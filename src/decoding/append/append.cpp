@@ -68,7 +68,7 @@ class QuantizedAppend final : public StepPrimitive {
     return {group_, bits_};
   }
 
-  // Inputs: keys, values, the six arrays of the memory, and the place.
+  // Inputs: keys, values, the six arrays of the memory, and the position.
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
     auto& encoder = mx::cu::get_command_encoder(stream());
     QuantizedAppendParams params{};

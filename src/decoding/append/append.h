@@ -1,5 +1,5 @@
-// What a token's step leaves in its caches: keys and values appended where they lie, by a primitive whose results are the caches;
-// and arrays that are replaced.
+// The update of caches in a decode step: keys and values appended in place, by a primitive whose results are the caches; and
+// arrays that are replaced.
 #pragma once
 
 #include "decoding/append/params.h"
@@ -23,8 +23,8 @@ struct QuantizedAppendForm {
   int bits;
 };
 
-// The same of a quantised cache: `memory` has the packed keys [pages, heads, capacity, dim * bits / 32], their scales and biases
-// [pages, heads, capacity, dim / group], and those of the values. 4 or 8 bits; dims are multiples of 32 up to 256.
+// The same for a quantized KV cache: `memory` has the packed keys [pages, heads, capacity, dim * bits / 32], their scales and
+// biases [pages, heads, capacity, dim / group], and those of the values. 4 or 8 bits; dims are multiples of 32 up to 256.
 Arrays quantized_cache_append(
     const mx::array& keys,
     const mx::array& values,
@@ -37,7 +37,7 @@ Arrays quantized_cache_append(
 // Of an array that such an append gave.
 QuantizedAppendForm quantized_append_form(const mx::array& out);
 
-// Has `outputs` be the memory, as what a kernel writes to.
+// Makes `outputs` the memory, as the output of a kernel.
 QuantizedRows quantized_rows(const Arrays& memory, Arrays& outputs, int group, KernelNode& node);
 
 inline constexpr const char* kCacheReplace = "CacheReplace";

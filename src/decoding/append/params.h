@@ -1,10 +1,10 @@
-// What the kernels around a captured step take by value.
+// Parameters of the kernels around a captured step, passed by value.
 #pragma once
 
 namespace mlx_cuda {
 
-// Where one kind of cache stands: the token's own place, the row of the cache that it is written to, how many rows there are with
-// it, and how far the rows before a sequence's first have moved. Of pages only the first is asked for.
+// The position of one kind of cache: the token's own position, the row of the cache that it is written to, how many rows there
+// are with it, and the shift of the rows before a sequence's first. Paged caches use only the first.
 struct Place {
   int offset;
   int row;
@@ -12,14 +12,14 @@ struct Place {
   int start;
 };
 
-// What there is of a place in memory: its offset and its row, then numbers of each sequence.
+// The layout of a position in memory: its offset and its row, then numbers for each sequence.
 enum PlaceField { kOffsets, kLengths, kStarts, kPages, kRows, kPlaceFields };
 
 constexpr int place_field(int field, int batch) {  // where it begins
   return 2 + field * batch;
 }
 
-// The inputs of a step, put where its kernels read them. A sequence of a cache that is not in pages is its own page.
+// Copies a step's inputs to the memory that its kernels read. A sequence whose cache is not paged is its own page.
 struct BeginParams {
   static constexpr int kMostPlaces = 64;
   static constexpr int kThreads = 128;
@@ -27,7 +27,7 @@ struct BeginParams {
   const void* tokens;  // [batch, 1]
   void* tokens_to;
   int* places_to;
-  const int* sequences;      // [count, 2, batch]: what each has beyond the offset, and the start, of its place
+  const int* sequences;      // [count, 2, batch]: each sequence's additions to the offset and the start
   long long token_distance;  // from one sequence to the next, in bytes
   int token_bytes;
   int batch;
@@ -40,8 +40,7 @@ struct BeginParams {
   Place places[kMostPlaces];
 };
 
-// A token's keys and values, written to their page and row of each sequence and head of the cache; nothing where the page is
-// negative.
+// Writes a token's keys and values to their page and row of each sequence and head of the cache; nothing if the page is negative.
 struct AppendParams {
   static constexpr int kThreads = 128;
 
@@ -55,13 +54,13 @@ struct AppendParams {
   int heads;
 };
 
-// A cache of keys and values that is quantised with mode "affine".
+// A KV cache that is quantized with mode "affine".
 struct QuantizedRows {
   static constexpr int kMostDim = 256;  // a multiple of 32, as groups are
 
   void* packed[2];  // [pages, heads, capacity, dim * bits / 32]; these are row-contiguous
   void* scales[2];  // [pages, heads, capacity, dim / group]
-  void* biases[2];  // likewise
+  void* biases[2];  // biases of keys and values
   int dims[2];
   int group;
 };
@@ -92,7 +91,7 @@ struct ReplaceParams {
 
 }  // namespace mlx_cuda
 
-// step.cu, of caches that are quantised. EACH(name, dtype, bits).
+// step.cu, for quantized KV caches. EACH(name, dtype, bits).
 #define MLX_CUDA_STEP_APPEND_KERNELS(EACH)        \
   EACH(step_append_float32_affine4, float32, 4)   \
   EACH(step_append_float32_affine8, float32, 8)   \

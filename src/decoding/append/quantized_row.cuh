@@ -1,4 +1,4 @@
-// A row of keys or values as a warp writes it to a cache that is quantised with mode "affine", to the numbers of mx.quantize.
+// A warp writes a row of keys or values to a KV cache that is quantized with mode "affine", bit-identical to mx.quantize.
 #pragma once
 
 #include "decoding/append/params.h"

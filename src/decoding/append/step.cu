@@ -1,4 +1,4 @@
-// The inputs of a captured step, and what it leaves in its caches.
+// The inputs of a captured step, and the update of its caches.
 #include "decoding/append/params.h"
 #include "decoding/append/quantized_row.cuh"
 #include "device/numbers.cuh"
@@ -8,7 +8,7 @@
 
 namespace mlx_cuda {
 
-// A number of a sequence whose cache is in pages, by this one of the tables, and whose token has this place and start.
+// A number of a sequence with a paged KV cache, from this row of the tables, for a token with this position and start.
 __device__ inline int in_pages(const BeginParams& p, int which, int sequence, int place, int start, int field) {
   if (sequence >= p.given || place < 0 || place >= p.columns * p.page_size) {
     return field == kPages ? -1 : 0;
@@ -92,7 +92,7 @@ __device__ inline void append_quantized(const QuantizedAppendParams& p) {
   store_quantized<T, Bits>(p.to, which, row, values);
 }
 
-// Both lie on 16 bytes.
+// Both are aligned to 16 bytes.
 __device__ inline void replace(const ReplaceParams& p) {
   const long long bytes = p.bytes[blockIdx.y];
   const char* from = static_cast<const char*>(p.from[blockIdx.y]);

@@ -18,7 +18,7 @@ namespace mlx_cuda {
 
 void Step::record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places) {
   Plan plan = capturing([&] { return Plan(result); });
-  // What is the caller's, weights among it, is computed and launched before anything is captured: its errors are MLX's own.
+  // The caller's arrays, such as weights, are computed and launched before the capture: their errors are MLX's own.
   mx::eval(plan.constants());
   mx::eval(tokens);
   auto& encoder = mx::cu::get_command_encoder(stream_);
@@ -28,8 +28,8 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
   result_.push_back(view(result, result.shape(), result.strides(), result.flags().row_contiguous));
 }
 
-// The graph is never MLX's to launch: MLX would keep another executable of its thousand nodes, and update that for whichever graph
-// has a key like it, which says nothing of a cluster kernel's clusters (decoding/token/token_sm90.cu).
+// MLX never launches the graph: it would keep another executable of its thousand nodes, and update that for any graph with an
+// equal key, which ignores a cluster kernel's clusters (decoding/token/token_sm90.cu).
 void Step::capture(Plan& plan, const mx::array& tokens, const std::vector<Place>& places) {
   fuse(plan);
   for (const Item& item : plan.items()) {
@@ -52,7 +52,7 @@ void Step::capture(Plan& plan, const mx::array& tokens, const std::vector<Place>
     encoder.synchronize();
   } catch (...) {
     capturing_ = false;
-    EncodedGraph dropped;  // whose memory is given back once the stream has nothing left that uses it
+    EncodedGraph dropped;  // its memory is freed when the stream's work that uses it has finished
     try {
       dropped = take_graph(encoder);
     } catch (const std::exception&) {  // MLX launches it, on memory of the step's own
@@ -82,7 +82,7 @@ void Step::encode(const Plan& plan) {
       encoder.commit();
     }
     if (watch.committed()) {  // what came before it has run already, and is not in the graph
-      throw CaptureError("[decode_step] " + item->name + " launches kernels while it is captured, so that the step cannot be.");
+      throw CaptureError("[decode_step] " + item->name + " launches kernels while it is captured, so the step cannot be captured.");
     }
     ++primitives_[item->name];
     for (const mx::array& output : item->outputs) {

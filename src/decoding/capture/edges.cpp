@@ -38,7 +38,7 @@ AddDependencies with_data() {
   return found;
 }
 
-// Edges without those that others imply. These would make forks of a chain, whose kernels PDL would not reach. Edges to a node lie
+// Removes edges that others imply. They would turn a chain into forks, for whose kernels there is no PDL. Edges to a node come
 // before those from it.
 std::vector<std::pair<CUgraphNode, CUgraphNode>> reduced(const std::vector<CUgraphNode>& from, const std::vector<CUgraphNode>& to) {
   std::unordered_map<CUgraphNode, std::size_t> indices;
@@ -47,7 +47,7 @@ std::vector<std::pair<CUgraphNode, CUgraphNode>> reduced(const std::vector<CUgra
     indices.try_emplace(to[i], indices.size());
   }
   using Nodes = std::vector<bool>;
-  std::vector<Nodes> before(indices.size(), Nodes(indices.size()));  // what each node comes after, not only directly
+  std::vector<Nodes> before(indices.size(), Nodes(indices.size()));  // the nodes that each node comes after, also indirectly
   std::vector<std::set<std::size_t>> direct(indices.size());
   for (std::size_t i = 0; i < from.size(); ++i) {
     const std::size_t first = indices.at(from[i]);

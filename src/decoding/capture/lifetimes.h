@@ -1,4 +1,4 @@
-// Whether somebody still has one of many arrays.
+// Whether any of many arrays is still in use.
 #pragma once
 
 #include "runtime/arrays.h"
@@ -17,7 +17,7 @@ class Lifetimes {
   bool any_left(const std::vector<const mx::array*>& known = {}) const;
 
  private:
-  std::vector<std::pair<std::uintptr_t, std::weak_ptr<const void>>> arrays_{};  // their ids, and what is there as long as they are
+  std::vector<std::pair<std::uintptr_t, std::weak_ptr<const void>>> arrays_{};  // their ids, and weak references to their memory
 };
 
 // The arrays that a result is to be computed from, and that depend on this input.

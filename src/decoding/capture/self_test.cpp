@@ -36,7 +36,7 @@ void* address_of(const mx::array& in) {
   return mx::gpu_ptr<void>(in);
 }
 
-// Whether an array is 0, 1, 2 … times this, without MLX's help. The stream has nothing left to do.
+// Whether an array is 0, 1, 2 … times this, without MLX. The stream must be idle.
 bool counts_by(float step, const mx::array& in) {
   std::vector<float> values(in.size());
   MLX_CUDA_CHECK(cuMemcpyDtoH(values.data(), reinterpret_cast<CUdeviceptr>(address_of(in)), in.nbytes()));
@@ -89,7 +89,7 @@ void* argument(CUgraphNode node, int index) {
   return params.kernelParams ? *static_cast<void**>(params.kernelParams[index]) : nullptr;
 }
 
-// Of a copy, its negative by a primitive of MLX, and a copy of that: `arrays` are what they read and write.
+// A copy, its negative by a primitive of MLX, and a copy of that: `arrays` are their inputs and outputs.
 void check_nodes(const EncodedGraph& encoded, const Arrays& arrays) {
   expect(encoded.nodes == 3, "graph_ has not one node for each of three kernels");
   expect(encoded.from.size() == 2 && encoded.to.size() == 2, "from_nodes_ and to_nodes_ are not the edges of a chain");
@@ -125,7 +125,7 @@ void run(EncodedGraph encoded, CommandEncoder& encoder) {
   MLX_CUDA_CHECK(launched);
 }
 
-// `arrays`: those that the nodes use, which whoever calls keeps until they have run.
+// `arrays`: those that the nodes use. The caller keeps them until the nodes have run.
 void check(Arrays& arrays, CommandEncoder& encoder, const mx::Stream& stream) {
   arrays.push_back(mx::arange(0, kSize, mx::float32, stream));
   arrays[0].eval();

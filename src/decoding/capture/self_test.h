@@ -9,8 +9,8 @@
 
 namespace mlx_cuda {
 
-// Why no step is captured in this process, in words; empty where steps are. Three known nodes are captured, looked at and run once;
-// a GPU that is full then is a CaptureError, and is asked again. Launches what the stream has.
+// Why steps cannot be captured in this process; empty if they can. Three known nodes are captured, checked and run once; a GPU
+// without free memory is a CaptureError, and is tested again. Launches the work of the stream.
 std::string capture_refusal(const mx::Stream& stream);
 
 }  // namespace mlx_cuda

@@ -39,7 +39,7 @@ class Placed final : public StepPrimitive {
   void eval_gpu(const Arrays&, Arrays& outputs) override {
     const auto step = step_.lock();
     if (!step || !step->capturing_) {
-      throw CaptureError("[decode_step] The model reads a token or its place on the host.");
+      throw CaptureError("[decode_step] The model reads a token or its position on the CPU.");
     }
     outputs[0].copy_shared_buffer(value_);
   }
@@ -76,7 +76,7 @@ Step::Step(mx::Shape tokens, mx::Dtype dtype, int places, std::optional<Pages> p
       pages_(pages),
       count_(places) {
   if (places > BeginParams::kMostPlaces) {
-    throw std::invalid_argument("[decode_step] The caches stand at too many different places.");
+    throw std::invalid_argument("[decode_step] The caches are at too many different positions.");
   }
   mx::eval(Arrays{tokens_, places_, sequences_});
   hold(tokens_);
@@ -94,7 +94,7 @@ Step::~Step() {
 }
 
 void Step::destroy() {
-  // MLX's thread, which lets go of what has run, has no current context.
+  // MLX's thread, which frees memory of finished work, has no current context.
   CUcontext popped = nullptr;
   const bool pushed = context_ && cuCtxPushCurrent(context_) == CUDA_SUCCESS;
   if (executable_) {
@@ -179,7 +179,7 @@ void Step::set_sequences(const mx::array& sequences, const MaybeArray& table) {
   if (!fits(sequences, sequences_) || table.has_value() != next_table_.has_value() || (table && !fits(*table, *next_table_))) {
     throw std::invalid_argument("[decode_step] Sequences do not fit the captured step.");
   }
-  const auto settled = [&](const mx::array& given) {  // which waits for nothing where the host made it
+  const auto settled = [&](const mx::array& given) {  // which does not wait if the host made it
     mx::array out = given.is_available() && given.flags().row_contiguous ? given : mx::contiguous(given, false, stream_);
     out.eval();
     return out;
@@ -253,8 +253,8 @@ mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places
   if (result_.empty() || !fits || tokens.dtype() != tokens_.dtype() || static_cast<int>(places.size()) != count_) {
     throw CaptureError("[decode_step] The call does not fit the captured step.");
   }
-  // What the tokens are computed from is the caller's: where MLX fails to, it drops kernels of arrays that it holds for evaluated,
-  // so nobody may go on with them, and the error is the caller's, too.
+  // The tokens' inputs belong to the caller: if their evaluation fails, MLX drops kernels of arrays that it marks as evaluated,
+  // so nothing may use them, and the error is raised to the caller.
   if (tokens.status() == mx::array::Status::unscheduled) {
     mx::async_eval({tokens});
   }
@@ -280,7 +280,7 @@ mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places
 
 namespace {
 
-// How many elements lie between heads of rows, [batch, heads, rows, dim], where each head's rows follow one another; else 0.
+// The stride between the heads of [batch, heads, rows, dim] in elements, if each head's rows are adjacent; otherwise 0.
 std::int64_t distance(const mx::array& in) {
   const std::int64_t own = std::int64_t{in.shape(2)} * in.shape(3);
   if (in.flags().row_contiguous) {
@@ -314,7 +314,7 @@ void copy_rows(
   }
 }
 
-// Zeros in so many rows, likewise.
+// Writes zeros to so many rows.
 void clear_rows(CUdeviceptr to, std::size_t pitch, std::size_t bytes, std::size_t count, CUstream queue) {
   if (pitch <= static_cast<std::size_t>(device_attribute(CU_DEVICE_ATTRIBUTE_MAX_PITCH))) {
     MLX_CUDA_CHECK(cuMemsetD2D8Async(to, pitch, 0, bytes, count, queue));
@@ -341,7 +341,7 @@ void Step::copy_in(Arrays content, const std::vector<std::optional<int>>& rows, 
   }
   mx::eval(content);
   if (!last_.empty()) {
-    last_[0].wait();  // whoever had the memory before
+    last_[0].wait();  // work of the memory's former owner
   }
   auto& encoder = mx::cu::get_command_encoder(stream_);
   encoder.device().make_current();
@@ -391,7 +391,7 @@ bool Step::moved() const {
   return std::any_of(captured_at_.begin(), captured_at_.end(), [](const auto& each) { return each.first->data != each.second; });
 }
 
-// Whether so many hold each of the arrays that were given away, and nobody has another one of its memory.
+// Whether each of the arrays that were given away has so many references, and no other array shares its memory.
 bool Step::settled(long wanted) {
   constexpr long kHolders = 3;  // of the memory: `memory_`, the array that was given to `fill`, and the one that it gave
   auto untouched = [&] {

@@ -1,8 +1,8 @@
-// One decoding step of a model as one executable graph: captured once, then launched for each token.
+// One decode step of a model as one executable CUDA graph: captured once, then launched for each token.
 //
-// The model's own code builds the graph of a step from arrays of this class: tokens, places of the caches, and caches to which a
-// kernel appends. Capturing evaluates that graph node by node on MLX's encoder, so that its kernels, or ours, become nodes of one
-// CUDA graph, which is kept together with all memory that it touches.
+// The model's own code builds the graph of a step from arrays of this class: tokens, positions of the caches, and caches to which
+// a kernel appends. Capturing evaluates that graph node by node on MLX's encoder, so that its kernels, and mlx-cuda's, become
+// nodes of one CUDA graph, which is kept together with all memory that it uses.
 #pragma once
 
 #include "all_sum/peers.h"
@@ -34,8 +34,8 @@ struct EncodedGraph;
 
 class Step : public std::enable_shared_from_this<Step> {
  public:
-  // For tokens of this shape [batch, 1] and dtype, and caches that stand at so many different places. `pages`: all are in pages of
-  // so many rows, and a sequence has so many of them at most.
+  // For tokens of this shape [batch, 1] and dtype, and caches at so many different positions. `pages`: all are paged with so many
+  // rows per page, and a sequence has at most so many pages.
   struct Pages {
     int size;
     int columns;
@@ -56,46 +56,46 @@ class Step : public std::enable_shared_from_this<Step> {
   // What an array holds that `finish` may write to.
   mx::array content(const mx::array& memory);
 
-  // The caches, [batch or pages, heads, capacity, dim], with a token's keys and values at their place. They are written where they
-  // lie.
+  // The caches, [batch or pages, heads, capacity, dim], with a token's keys and values at their position. They are written in
+  // place.
   Arrays append(const mx::array& keys, const mx::array& values, const mx::array& k_cache, const mx::array& v_cache, int place);
 
-  // The same of a quantised cache (append.h).
+  // The same for a quantized KV cache (append.h).
   Arrays append_quantized(const mx::array& keys, const mx::array& values, const Arrays& memory, int group, int bits, int place);
 
   // The result, after which the first arrays have been copied to the others, where the next step finds them.
   mx::array finish(const mx::array& result, const Arrays& from, const Arrays& to);
 
-  // What each sequence has beyond the offset, and the start, of its place, from now on: int32 [places, 2, batch], zeros at first;
-  // and the pages that it is in, int32 [places, batch, columns], where it is in pages.
+  // Each sequence's additions to the offset, and to the start, of its position, from now on: int32 [places, 2, batch], zeros at
+  // first; and, if paged, its pages, int32 [places, batch, columns].
   void set_sequences(const mx::array& sequences, const MaybeArray& table);
 
-  // Records what leads to this array, and runs it once for these tokens and places; other processes do not notice. A CaptureError
-  // where it cannot be captured (capture_error.h).
+  // Captures the computation of this array, and runs it once for these tokens and positions; other processes do not notice. A
+  // CaptureError if it cannot be captured (capture_error.h).
   void record(const mx::array& result, const mx::array& tokens, const std::vector<Place>& places);
 
-  // The result for others, begun at once. `stream` may be another than the one it was captured on, unless it has sums. In pages
-  // there may be fewer tokens than the batch has, whose rows of the result are then garbage.
+  // Launches the step and returns a result for others. `stream` may differ from that of the capture, unless the step has
+  // all-reduces. If paged, there may be fewer tokens than the batch has; the other rows of the result are garbage.
   mx::array replay(const mx::array& tokens, const std::vector<Place>& places, const mx::Stream& stream);
 
-  // Copies so many first rows, or everything, into caches (row-contiguous, [batch, heads, rows, dim] of those with rows), and gives
-  // arrays of that memory to whoever is to have it from now on. The caller keeps `caches`.
+  // Copies so many first rows, or everything, into caches (row-contiguous, [batch, heads, rows, dim] of those with rows), and
+  // returns arrays of that memory for its new owner. The caller keeps `caches`.
   Arrays fill(Arrays content, const std::vector<std::optional<int>>& rows, const Arrays& caches);
-  // Zeros in all rows but so many first ones of the arrays that `fill` gave: others may have had this memory, and whoever has it
-  // now may read or save all of it.
+  // Zeros all but so many first rows of the arrays that `fill` returned: the memory may hold data of other requests, and its
+  // owner may read or save all of it.
   void clear(const std::vector<std::optional<int>>& rows);
-  // Whether these are the arrays that `fill` gave, in their order, and nobody else has got hold of their memory.
+  // Whether these are the arrays that `fill` returned, in the same order, and nothing else refers to their memory.
   bool owns(const std::vector<const mx::array*>& caches);
-  // Whether nobody has them any more.
+  // Whether they are no longer in use.
   bool free();
-  // Whether somebody still has an array of the captured graph, besides its result.
+  // Whether an array of the captured graph, other than its result, is still in use.
   bool has_arrays_left() const {
     return made_.any_left();
   }
   // Whether MLX has put a weight or a cache elsewhere since it was captured, as it does where the host reads one.
   bool moved() const;
 
-  // Whether it has sums over GPUs, whose memory is of the stream that it was captured on; and has these leave the others alone.
+  // Whether it has all-reduces, whose memory belongs to the stream of the capture; and makes these local.
   bool has_sums() const {
     return !peers_.empty();
   }
@@ -133,13 +133,13 @@ class Step : public std::enable_shared_from_this<Step> {
   mx::array sequences_;
   std::optional<Pages> pages_;
   MaybeArray table_{};       // where kernels read it
-  MaybeArray next_table_{};  // what is put there
+  MaybeArray next_table_{};  // copied there at each launch
   int count_;
   bool capturing_ = false;
   Arrays written_{};  // by what `finish` gave
   Arrays shared_{};
   Arrays result_{};  // one, once it is captured
-  Arrays last_{};    // what was begun last: whoever reads a cache waits for it
+  Arrays last_{};    // the last launch: readers of a cache wait for it
   std::unordered_set<std::shared_ptr<mx::array::Data>> memory_{};
   std::vector<std::pair<const mx::cu::CudaBuffer*, const void*>> captured_at_{};  // what others hold too, and may have moved
   Lifetimes made_{};                                                              // of the arrays of the captured graph

@@ -26,7 +26,7 @@ namespace mlx_cuda {
 
 namespace {
 
-// The products that read the same array, and the norm before them.
+// The GEMVs that read the same array, and the norm before them.
 struct Siblings {
   std::vector<OneGemv> gemvs;
   mx::array x;
@@ -175,7 +175,7 @@ class Fusion {
     replace(call);
   }
 
-  // Experts' products of a row each, the scores that they are multiplied by, and their sum.
+  // MoE GEMVs of one row per expert, the scores that they are multiplied by, and their sum.
   bool summed(const Siblings& siblings, const OneGemv& gemv) {
     const Item* multiply = gemv.each_its_row() ? reader_of(plan_, gemv.out) : nullptr;
     const Item* sum = multiply && multiply->name == "Multiply" ? reader_of(plan_, multiply->outputs[0]) : nullptr;

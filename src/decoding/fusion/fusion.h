@@ -5,9 +5,8 @@
 
 namespace mlx_cuda {
 
-// Replaces what it recognises: an RMS norm and the products that read it, products of the same rows, a product and the addition or
-// the gate that follows, sums over GPUs, and what makes queries, keys and values ready for attention. Whatever it does not
-// recognise stays.
+// Fuses what it recognizes: an RMS norm and the GEMVs that read it, GEMVs of the same rows, a GEMV and the addition or gate that
+// follows, all-reduces, and the preparation of queries, keys and values for attention. Other nodes stay.
 void fuse(Plan& plan);
 
 }  // namespace mlx_cuda

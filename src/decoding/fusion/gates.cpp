@@ -27,7 +27,7 @@ bool is_pointwise(const Item& item) {
   return item.outputs.size() == 1 && (item.name == "Multiply" || std::string_view(item.name).starts_with("Compiled"));
 }
 
-// What a plan makes of two arrays, a value of each for one of the result.
+// The result of a plan for two arrays, one value of each per value of the result.
 class Function {
  public:
   // Whether that is all that `out` is made of.
@@ -81,7 +81,7 @@ class Function {
       return leaves_.size() <= 2;
     }
     const auto [seen, first] = seen_.try_emplace(source.id(), seen_.size());
-    if (!first) {  // what is read again is not walked again
+    if (!first) {  // a repeated node is not visited again
       text_ += " =" + std::to_string(seen->second);
       return true;
     }
@@ -131,8 +131,8 @@ float activated(GemvEpilogue activation, float x) {
   }
 }
 
-// Each step of a function may have been rounded to 16 bits, but of a large gate, which each activation leaves as it is: so that no
-// factor near 1 is overlooked.
+// Each step of a function may have been rounded to bfloat16 or float16. Activations return a large gate unchanged, so its tolerance
+// is 0 and no factor near 1 is missed.
 float tolerance_of(float gate, float expected, float up = 0) {
   return gate >= kLarge ? 0 : 0.02f * std::abs(expected) + 0.01f * std::abs(up) + 1e-3f;
 }

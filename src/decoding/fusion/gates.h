@@ -1,4 +1,4 @@
-// Gated activations, which models write in many ways: found out by calling what a plan has.
+// Gated activations, which models write in many ways: recognized by evaluating the plan's function.
 #pragma once
 
 #include "decoding/graph/plan.h"
@@ -24,8 +24,7 @@ class Gates {
  public:
   explicit Gates(const Plan& plan) : plan_(plan) {}
 
-  // The gate whose `up` it is, if nothing else reads what that and it are made of. `known` says of the two arrays whether it is
-  // worth trying.
+  // The gate whose `up` it is, if nothing else reads either of them. `known` returns whether the two arrays are worth a try.
   std::optional<Gate> read_by(const mx::array& up, const std::function<bool(const mx::array&, const mx::array&)>& known);
 
   // Whether this is silu, of one array.
@@ -33,7 +32,7 @@ class Gates {
 
  private:
   const Plan& plan_;
-  std::map<std::string, std::optional<std::pair<GemvEpilogue, bool>>> tried_{};  // by what it does
+  std::map<std::string, std::optional<std::pair<GemvEpilogue, bool>>> tried_{};  // by its function
   std::map<std::string, bool> silu_{};
 };
 

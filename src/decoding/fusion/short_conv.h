@@ -1,4 +1,4 @@
-// The short causal convolution that models have before linear attention, with what it keeps for the next token.
+// The short causal convolution before linear attention, and the rows that it keeps for the next token.
 #pragma once
 
 #include "decoding/fusion/gates.h"
@@ -8,8 +8,8 @@
 
 namespace mlx_cuda {
 
-// What gives the result of a convolution of each channel with its last few rows, of a bias and silu where these alone read it, and
-// the rows that are kept; none where the graph around it is another one.
+// Matches a convolution of each channel over its last few rows, a bias and silu if they are its only readers, and the rows that
+// are kept; none if the graph around it differs.
 std::optional<Item> short_conv_item(const Plan& plan, Gates& gates, const Item& convolution);
 
 }  // namespace mlx_cuda

@@ -41,8 +41,8 @@ bool depends_on(const mx::array& out, const mx::array& in) {
   return false;
 }
 
-// Whether this sum of one array can take in the other term of an addition, which nobody else reads it for. What is computed before
-// the sum stays what it was, so that all processes take their sums in one order even where one of them does not do this.
+// Whether this all-reduce of one array can be fused with the other term of an addition, its only reader. Everything computed
+// before the all-reduce stays, so that all processes do their all-reduces in the same order even if one of them does not fuse.
 bool takes_in(const mx::array& sum, const mx::array& other, const mx::array& add) {
   const auto is_alike = [&](const mx::array& in) { return in.shape() == add.shape() && in.dtype() == add.dtype(); };
   return is_pending(sum) && peers_of_sum(sum.primitive()) && sum.inputs().size() == 1 && uses(sum) == 1 && is_alike(sum) &&
@@ -85,7 +85,7 @@ Item all_sum_item(const Plan& plan, const Item& sum) {
     inputs.push_back(*other);
   }
   const mx::array result = add && other ? add->outputs[0] : summed;
-  return {other ? "sum over GPUs + add" : "sum over GPUs", inputs, {result}, [=, out = result](const mx::Stream& stream) mutable {
+  return {other ? "all-reduce + add" : "all-reduce", inputs, {result}, [=, out = result](const mx::Stream& stream) mutable {
             encode_all_sum(*peers, x, other, out, stream);
           }};
 }

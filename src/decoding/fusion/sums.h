@@ -5,7 +5,7 @@
 
 namespace mlx_cuda {
 
-// What gives the result of such a sum (all_sum/all_sum.h), or of the addition that alone reads it.
+// Matches such an all-reduce (all_sum/all_sum.h), or the addition that is its only reader.
 Item all_sum_item(const Plan& plan, const Item& sum);
 
 // The same in MLX's own graph of these results, which are about to be evaluated: where such an addition has not been computed, it

@@ -1,4 +1,4 @@
-// What says that a step cannot be captured.
+// The error of a step that cannot be captured.
 #pragma once
 
 #include <exception>
@@ -6,8 +6,8 @@
 
 namespace mlx_cuda {
 
-// The step cannot be captured, or its captured graph not be made ready: nothing of the caller's arrays was consumed, so that the
-// model can go on without a capture. Errors of arrays that are the caller's are left as MLX raises them.
+// The step cannot be captured, or its captured graph cannot be prepared: none of the caller's arrays was consumed, so that the
+// model can go on without a capture. Errors of the caller's arrays are raised as by MLX.
 class CaptureError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -12,7 +12,8 @@ namespace mlx_cuda {
 
 namespace {
 
-// What an array is computed from. A custom function's primitive has its arguments too, which only derivatives read.
+// The arrays that an array is computed from. A custom function's primitive also has its arguments as inputs, which only gradients
+// read.
 Arrays operands(const mx::array& array) {
   const auto& inputs = array.inputs();
   const bool custom = std::string_view(array.primitive().name()) == "CustomTransforms";
@@ -82,9 +83,9 @@ Plan::Plan(const mx::array& result) : result_(result) {
         constants_.push_back(in);
       }
     }
-    // Primitives of a compiled function keep the stream of its first call, and are encoded on another one, which nobody else sees
-    // meanwhile: the rest of them are the captured call's alone, and MLX's cache of compiled functions is of a thread; one that
-    // records is in here, under the lock of capture.py.
+    // Primitives of a compiled function keep the stream of its first call, and are encoded on another one. No other thread sees
+    // that: the rest of them belong to the captured call, and MLX's cache of compiled functions is per thread; a thread that
+    // captures is in here, under the lock of capture.py.
     replace({array.primitive().name(), inputs, array.outputs(), [array](const mx::Stream& stream) { encode_on(array, stream); }});
     for (const mx::array& in : inputs) {
       readers_[in.id()].push_back(&items_.back());
@@ -134,7 +135,7 @@ std::vector<const Item*> Plan::order() const {
       if (before && states[before] == State::unseen) {
         stack.push_back(before);
       } else if (before && states[before] == State::entered) {
-        throw std::logic_error("[decode_step] What was fused depends on itself.");
+        throw std::logic_error("[decode_step] A fused item depends on itself.");
       }
     }
   }

@@ -1,4 +1,4 @@
-// What a captured step computes: the part of MLX's graph that depends on its inputs, in pieces that others may take the place of.
+// The computation of a captured step: the part of MLX's graph that depends on its inputs, as items that fusion can replace.
 #pragma once
 
 #include "runtime/arrays.h"
@@ -14,7 +14,7 @@
 
 namespace mlx_cuda {
 
-// The name of the primitives that give a step its inputs, and of sums over GPUs (all_sum/all_sum.h).
+// The names of the primitives of a step's inputs, and of all-reduces (all_sum/all_sum.h).
 inline constexpr const char* kStepInput = "StepInput";
 inline constexpr const char* kAllSum = "AllSum";
 
@@ -28,13 +28,13 @@ struct Item {
 
 class Plan {
  public:
-  // The primitives that lead to a result. They run on the stream that they are told, whatever they were made for.
+  // The primitives that lead to a result. They run on the given stream, whatever stream they were made for.
   explicit Plan(const mx::array& result);
 
   const mx::array& result() const {
     return result_;
   }
-  // What they use that depends on no input of the step: it is computed once.
+  // Arrays that they use and that depend on no input of the step: computed once.
   const Arrays& constants() const {
     return constants_;
   }
@@ -42,15 +42,15 @@ class Plan {
   const std::deque<Item>& items() const {
     return items_;
   }
-  // What gives an array at present; null if that depends on no input.
+  // The item that computes an array now; null if the array depends on no input.
   const Item* giver(const mx::array& of) const;
-  // What reads it, of the primitives.
+  // The items that read it.
   const std::vector<const Item*>& readers(const mx::array& of) const;
 
-  // Has a new item give its outputs, in place of what gave them before.
+  // Makes a new item compute its outputs, instead of the former ones.
   void replace(Item item);
 
-  // What is needed for the result, each after what it needs itself.
+  // The items that the result needs, in topological order.
   std::vector<const Item*> order() const;
 
  private:

@@ -1,4 +1,4 @@
-// The base of primitives that captured steps alone evaluate, and of which nobody asks derivatives.
+// The base of primitives that only captured steps evaluate, without gradients.
 #pragma once
 
 #include "decoding/graph/capture_error.h"

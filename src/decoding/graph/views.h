@@ -19,7 +19,7 @@ std::size_t reads_of(const Plan& plan, const mx::array& of);
 // The primitive that gives an array, if it has this name.
 const Item* given_by(const Plan& plan, const mx::array& of, const char* name);
 
-// What an addition adds to an array of the same shape and type; none where the primitive is something else.
+// The other term of an addition to an array of the same shape and type; none if the primitive is not that.
 MaybeArray added_to(const Plan& plan, const Item& addition, const mx::array& of);
 
 }  // namespace mlx_cuda

@@ -82,7 +82,7 @@ Arrays HeadsCall::inputs() const {
 }
 
 std::string HeadsCall::name() const {
-  return std::string(keys.norm ? "head norms + rope + " : "rope + ") + (form ? "quantised append" : "append");
+  return std::string(keys.norm ? "head norms + rope + " : "rope + ") + (form ? "quantized append" : "append");
 }
 
 std::optional<HeadsCall> heads_call(const Plan& plan, const Item& append) {

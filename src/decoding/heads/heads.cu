@@ -24,7 +24,7 @@ __device__ inline void heads(const HeadsParams& p, const Append& append) {
   if (batch >= p.batch) {
     return;
   }
-  // All that is read is asked for before any of it is used.
+  // All loads are issued before any is used.
   head.read_row(p, kind, row);
   const int page = __ldcg(p.where + batch);
   const int place_in_page = __ldcg(p.where + p.batch + batch);

@@ -43,7 +43,7 @@ struct Head {
   T norms[kMost];
   T row[kMost];
 
-  // Weights are nobody's result: they may be read before those are there.
+  // Weights are never a result of an earlier kernel: they may be read before earlier kernels end (PDL).
   __device__ void read_norms(const HeadsParams& p, int kind) {
     read(norms, kind < HeadsParams::kValues ? static_cast<const T*>(p.norms[kind]) : nullptr, p.dim);
   }

@@ -11,7 +11,7 @@
 
 namespace mlx_cuda {
 
-// Heads as they come out of a projection [batch, heads, dim], and what is done to each.
+// Heads from a projection [batch, heads, dim], and the operations on each.
 struct Heads {
   mx::array rows;
   mx::array out;
@@ -45,14 +45,13 @@ struct HeadsCall {
   std::string name() const;
 };
 
-// What is done before attention with an append's keys and values, if it is that and no more.
+// Matches the preparation of an append's keys and values for attention, and nothing more.
 std::optional<HeadsCall> heads_call(const Plan& plan, const Item& append);
 
 // Such a call in one kernel.
 Item heads_item(const HeadsCall& call);
 
-// The parameters of a call whose rows are contiguous, all but `queries`. Gives the appended caches their memory, where they are not
-// quantised.
+// The parameters of a call whose rows are contiguous, except `queries`. Allocates the appended caches if they are not quantized.
 HeadsParams heads_params(HeadsCall& call, KernelNode& node);
 void make_contiguous(HeadsCall& call, const mx::Stream& stream);
 

@@ -5,11 +5,11 @@
 
 namespace mlx_cuda {
 
-// Queries and keys: normalised by head where there are weights, rotated, and keys and values written to their row of the cache.
+// Queries and keys: RMS norm of each head if there are weights, RoPE, and keys and values written to their row of the cache.
 struct HeadsParams {
   static constexpr int kWarps = 4;  // of a block, each with a head
   static constexpr int kMostDim = 256;
-  static constexpr int kKeys = 1;  // of what is made ready: 0 are queries
+  static constexpr int kKeys = 1;  // of the prepared heads: 0 are queries
   static constexpr int kValues = 2;
 
   const void* rows[3];   // queries, keys, values [batch, heads, dim]
@@ -31,7 +31,7 @@ struct HeadsParams {
   int neighbours;  // whether pairs are adjacent (traditional), or half of `rotated` apart
 };
 
-// The same, with a cache that is quantised.
+// The same, with a quantized KV cache.
 struct QuantizedHeadsParams {
   HeadsParams heads;  // without caches
   QuantizedRows to;

@@ -1,9 +1,9 @@
-// How a router's choice of experts is called.
+// Parameters of the MoE router.
 #pragma once
 
 namespace mlx_cuda {
 
-// What is done to the scores, before or after those of the chosen experts are picked.
+// The function of the scores, before or after top-k.
 enum class RouterScores : int {
   plain,
   softmax,     // of all experts, before; or of the chosen ones, after

@@ -50,7 +50,7 @@ bool is_picked(const Plan& plan, const mx::array& picked, const mx::array& score
          static_cast<const mx::GatherAxis&>(picked.primitive()).state() == static_cast<int>(gather->inputs[0].ndim()) - 1;
 }
 
-// What becomes of the picked scores; none where it is something else.
+// The function of the chosen scores; none if it is another one.
 std::optional<RouterScores> made_of(const Plan& plan, const mx::array& result, const mx::array& scores, const mx::array& chosen) {
   if (is_picked(plan, result, scores, chosen)) {
     return RouterScores::plain;

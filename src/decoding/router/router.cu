@@ -1,4 +1,4 @@
-// A token's choice of experts: softmax, the best of them and their scores, by one block with a thread for each expert.
+// The MoE router of one token: softmax, top-k and scores, by one block with a thread for each expert.
 #include "decoding/router/params.h"
 #include "device/numbers.cuh"
 #include "device/ptx.cuh"
@@ -8,7 +8,7 @@
 
 namespace mlx_cuda {
 
-// Scores are rounded as MLX's arrays are, because experts whose rounded scores are equal are told apart by their numbers.
+// Scores are rounded as MLX's arrays are: if rounded scores are equal, the lower expert number wins.
 template <typename T>
 __device__ inline void route(const RouterParams& p) {
   __shared__ float scores[RouterParams::kMostExperts];

@@ -7,8 +7,8 @@
 
 namespace mlx_cuda {
 
-// What gives the numbers of the chosen experts and their scores, if that is what mlx-lm's models do: softmax of the router's
-// products or none, the best of them, and their scores, normalised or not, or the softmax of these.
+// Matches the router of mlx-lm's models: softmax of the gate's result or none, top-k, and their scores, normalized or not, or the
+// softmax of these.
 std::optional<Item> router_item(const Plan& plan, const mx::array& chosen, const mx::array& scores);
 
 }  // namespace mlx_cuda

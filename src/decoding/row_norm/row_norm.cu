@@ -1,4 +1,4 @@
-// A token's RMS norm, and its sum with a residual or its product with a number: a block for each row, 16 bytes for each thread.
+// A token's RMS norm, and its sum with a residual or its multiple by a number: a block for each row, 16 bytes for each thread.
 #include "decoding/row_norm/params.h"
 #include "device/mma.cuh"
 #include "device/ptx.cuh"
@@ -16,8 +16,9 @@ __device__ inline void row_norm(const RowNormParams& p) {
   const bool there = static_cast<int>(threadIdx.x) < pieces;
   const long long at = static_cast<long long>(blockIdx.x) * pieces + threadIdx.x;
   const uint4 zeros = make_uint4(0, 0, 0, 0);
-  const uint4 norms = there && p.norm ? __ldg(static_cast<const uint4*>(p.norm) + threadIdx.x) : zeros;  // it is nobody's result
-  const float scale = p.scale ? to_float(*static_cast<const T*>(p.scale)) : 1.0f;                        // nor is this
+  // Weights are never a kernel's result: they are read before the wait (PDL).
+  const uint4 norms = there && p.norm ? __ldg(static_cast<const uint4*>(p.norm) + threadIdx.x) : zeros;
+  const float scale = p.scale ? to_float(*static_cast<const T*>(p.scale)) : 1.0f;
   wait_for_grids();
   const uint4 x = there ? __ldcg(static_cast<const uint4*>(p.x) + at) : zeros;
   const uint4 added = there && p.added ? __ldcg(static_cast<const uint4*>(p.added) + at) : zeros;

@@ -7,7 +7,7 @@
 
 namespace mlx_cuda {
 
-// What gives that result of an RMS norm; none where they are not as the kernel takes them.
+// Matches an RMS norm and what follows; none if the kernel does not support the arrays.
 std::optional<Item> row_norm_item(const Plan& plan, const Item& norm);
 
 }  // namespace mlx_cuda

@@ -31,7 +31,7 @@ struct TokenTraits {
   constexpr int value_bytes() const {  // of heads on their way
     return kWarps * width * 4;
   }
-  // Numbers from one slice's sums to the next: those that threads read at once lie in different banks.
+  // The stride between the sums of adjacent slices, without bank conflicts.
   static constexpr int sums_pitch(int rows) {
     return rows * kSliceColumns + 4;
   }

@@ -1,9 +1,9 @@
-// A token's attention and all that comes between it and the projections, in one kernel: norms and rotation of heads, the append to
-// the KV cache, and attention with what is in it.
+// A token's attention and everything between it and the projections, in one kernel: norms and RoPE of heads, the append to the KV
+// cache, and attention.
 //
-// A cluster takes a kv head, each of its blocks a part of the keys, each warp some tiles of 16. Everybody makes the queries for
-// himself. The token's own key is a tile of its own, so that nobody waits for its way through memory. In the end each block is
-// given the sums of all for some columns of the result.
+// A cluster computes a kv head, each of its blocks a part of the keys, each warp some tiles of 16. Every warp prepares the
+// queries by itself. The token's own key is a separate tile, so that no warp waits for its way through memory. At the end each
+// block gets all sums for some columns of the result.
 #include "attention/decode/tile.cuh"
 #include "decoding/heads/heads.cuh"
 #include "decoding/token/params.h"
@@ -231,7 +231,7 @@ class Token {
   }
 
   // ------------------------------------------------------------------------------------------------------------------- results
-  // To each block the sums of this warp's rows for its columns, and to all what they go with.
+  // Sends the sums of this warp's rows to the block of their columns, and their maxima and sums to all.
   __device__ void hand_out(TileRows<T, D>& rows) const {
     const int c = lane_ % 4;
     const int slice = part_ * Traits::kWarps + warp_;
@@ -263,7 +263,7 @@ class Token {
     }
   }
 
-  // Half a warp for four columns of a row, in the order of the slices, whoever was first.
+  // Half a warp for four columns of a row, always in the order of the slices.
   __device__ void merge() const {
     constexpr int lanes = 16;
     constexpr int each = Traits::kSlices / lanes;

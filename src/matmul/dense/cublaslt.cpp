@@ -160,8 +160,8 @@ void set_pointers(const MatmulPlan& plan, const MatmulPointers& pointers) {
   }
 }
 
-// cuBLASLt is column-major: a row-major matrix is its transpose, so the product asked for is out^T = w x^T, and the bias runs down
-// its columns as the epilogue wants it. False when the library does not know what is asked for.
+// cuBLASLt is column-major: a row-major matrix is its transpose, so the GEMM is out^T = w x^T, and the bias is per row of the
+// result, as the epilogue needs it. False if the library does not support the problem.
 bool describe_problem(const MatmulProblem& problem, MatmulPlan& plan) {
   const auto type = data_type(problem.dtype);
   cublasLtMatmulDesc_t description = nullptr;
@@ -179,7 +179,7 @@ bool describe_problem(const MatmulProblem& problem, MatmulPlan& plan) {
   plan.w = layout(type, problem.inner, problem.columns, problem.w_stride, problem.w_transposed);
   plan.x = layout(type, problem.inner, problem.rows, problem.x_stride, problem.x_transposed);
   plan.out = layout(data_type(problem.out_dtype), problem.columns, problem.rows, problem.out_stride);
-  // Sums of FP8 products stay in float32: CUBLASLT_MATMUL_DESC_FAST_ACCUM is off.
+  // FP8 GEMMs accumulate in float32: CUBLASLT_MATMUL_DESC_FAST_ACCUM is off.
   auto knows = [&](cublasLtMatmulDescAttributes_t attribute, Scaling scaling) {
     return scaling == Scaling::tensor ||
            succeeded(cublasLtMatmulDescSetAttribute(plan.description.get(), attribute, &scaling, sizeof(scaling)));
@@ -187,7 +187,7 @@ bool describe_problem(const MatmulProblem& problem, MatmulPlan& plan) {
   return knows(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, problem.w_scaling) && knows(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, problem.x_scaling);
 }
 
-// What the library proposes, best first.
+// The library's candidates, best first.
 std::vector<Candidate> candidates(const MatmulPlan& plan, const MatmulPointers& pointers, std::size_t workspace, int most) {
   cublasLtMatmulPreference_t made = nullptr;
   MLX_CUDA_CHECK(cublasLtMatmulPreferenceCreate(&made));
@@ -244,7 +244,7 @@ std::string problem_text(const MatmulProblem& problem, const MatmulPointers& poi
   return text;
 }
 
-// Times the candidates, stores the best and puts it first. Where memory is short, nothing changes.
+// Times the candidates, stores the best and puts it first. Without enough memory, nothing changes.
 void tune(
     const MatmulProblem& problem,
     const std::string& key,

@@ -1,4 +1,4 @@
-// Matrix products through cuBLASLt, with the bias and the activation fused where the library can.
+// GEMMs by cuBLASLt, with bias and activation as its epilogue if it has one.
 #pragma once
 
 #include "device/activation.h"
@@ -22,16 +22,16 @@ enum class Scaling : std::int32_t {
 };
 
 // out [rows, columns] = activation(x [rows, inner] @ w [columns, inner]^T + bias [columns]), everything row-major. Leading
-// dimensions are in elements. What is not said is a bare product.
+// dimensions are in elements. The defaults are a plain GEMM.
 struct MatmulProblem {
   mx::Dtype dtype;      // of x and w: float32, float16, bfloat16, or uint8 for FP8 (e4m3)
   mx::Dtype out_dtype;  // of out, bias and inside
   std::int64_t rows, columns, inner;
   std::int64_t x_stride, w_stride, out_stride;
-  bool x_transposed = false;  // x lies in memory as [inner, rows]
-  bool w_transposed = false;  // w lies in memory as [inner, columns]
+  bool x_transposed = false;  // x is stored as [inner, rows]
+  bool w_transposed = false;  // w is stored as [inner, columns]
   bool has_bias = false;
-  bool keeps_inside = false;  // what the activation is applied to is written too, [rows, columns]
+  bool keeps_inside = false;  // also writes the activation's argument, [rows, columns]
   Activation activation = Activation::none;
   Scaling x_scaling = Scaling::tensor;  // of FP8
   Scaling w_scaling = Scaling::tensor;
@@ -49,7 +49,7 @@ struct MatmulPointers {
 
 struct MatmulPlan;
 
-// A product whose algorithm is chosen and whose workspace is allocated.
+// A GEMM with its algorithm and its workspace.
 struct ReadyMatmul {
   std::shared_ptr<MatmulPlan> plan;
   MatmulPointers pointers;
@@ -61,10 +61,10 @@ struct ReadyMatmul {
 std::optional<ReadyMatmul> prepare_matmul(
     const MatmulProblem& problem, const MatmulPointers& pointers, CommandEncoder& encoder, const mx::Stream& stream);
 
-// Adds the product to the graph, after its inputs and outputs have been named.
+// Adds the GEMM to the graph, after its inputs and outputs have been set.
 void encode_matmul(const ReadyMatmul& matmul, CommandEncoder& encoder);
 
-// Whether cuBLASLt has an algorithm where every operand lies on 256 bytes.
+// Whether cuBLASLt has an algorithm if every operand is aligned to 256 bytes.
 bool can_matmul(const MatmulProblem& problem, mx::cu::Device& device);
 
 }  // namespace mlx_cuda

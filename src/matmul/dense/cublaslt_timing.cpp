@@ -120,7 +120,7 @@ class Operands {
                           inside_.memory.get(), scales_.memory.get(), scales_.memory.get()};
   }
 
-  // The bytes that one product reads and writes.
+  // The bytes that one GEMM reads and writes.
   std::size_t traffic() const {
     const MatmulProblem& p = problem_;
     return static_cast<std::size_t>((p.rows + p.columns) * p.inner) * mx::size_of(p.dtype) +
@@ -158,9 +158,9 @@ std::optional<std::vector<double>> time_candidates(
     return std::nullopt;
   }
   const auto cache = static_cast<std::size_t>(device_attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE));
-  // What would fit the cache is thrown out of it before each run.
+  // Operands that fit the L2 cache are evicted before each run.
   const Memory other(operands.traffic() < 2 * cache ? cache : 0);
-  // All is queued at once: in pauses the clocks would rise to what they are not under load.
+  // All runs are queued at once: during pauses, clocks would rise above those under load.
   std::vector<std::vector<std::pair<Event, Event>>> runs(candidates.size());
   std::vector<bool> works(candidates.size(), true);
   for (auto& rounds : runs) {

@@ -1,4 +1,4 @@
-// Algorithms of cuBLASLt that were timed on this machine, in the place of those that its heuristic puts first.
+// Algorithms of cuBLASLt that were timed on this machine, used instead of its heuristic's first choice.
 #pragma once
 
 #include <cublasLt.h>
@@ -9,8 +9,7 @@
 
 namespace mlx_cuda {
 
-// What was found for a problem. `key` names it together with the GPU and the library's version, within which the algorithm is
-// valid.
+// The result of tuning a problem. `key` names the problem, the GPU and the library's version, for which the algorithm is valid.
 struct TunedMatmul {
   std::string key;
   cublasLtMatmulAlgo_t algorithm;

@@ -1,4 +1,4 @@
-// What cuBLASLt's epilogues do, for the products for which it has none.
+// Epilogues for GEMMs for which cuBLASLt has none.
 #include "device/activation.h"
 #include "device/types.cuh"
 #include "device/vector.cuh"
@@ -17,7 +17,7 @@ __device__ inline float activate(float x, Activation activation) {
   }
 }
 
-// inside = out + bias, out = activation(inside). `inside` is null where it is not asked for, `bias` where there is none.
+// inside = out + bias, out = activation(inside). `inside` and `bias` may be null.
 template <typename T>
 __device__ inline void epilogue(T* out, T* inside, const T* bias, long long size, long long columns, Activation activation) {
   const long long step = static_cast<long long>(gridDim.x) * blockDim.x;

@@ -1,4 +1,4 @@
-// What follows a GEMM for which cuBLASLt has no fused epilogue.
+// The epilogue of a GEMM for which cuBLASLt has no fused one.
 #pragma once
 
 #include "device/activation.h"
@@ -8,8 +8,8 @@
 
 namespace mlx_cuda {
 
-// out = activation(out + bias) in place, and in `inside`, where that is not null, what the activation was applied to. All
-// row-contiguous and of one dtype: float16, bfloat16 or float32.
+// out = activation(out + bias) in place, and the activation's argument in `inside`, unless that is null. All row-contiguous and
+// of one dtype: float16, bfloat16 or float32.
 void encode_epilogue(mx::array& out, mx::array* inside, const MaybeArray& bias, Activation activation, CommandEncoder& encoder);
 
 // out = gemm * scale_a[row] * scale_b[column] + bias. `gemm` is a float32 workspace, whose writing has been named as that of

@@ -1,8 +1,8 @@
-// The gradient through an activation and that of the bias in one pass: inner = outer * derivative(saved), and the sums of its
+// The gradient through an activation and that of the bias in one pass: inner = outer * activation'(saved), and the sums of its
 // columns.
 //
-// A warp reads rows of one vector per lane, the warps of a block every eighth row; each thread adds up its columns in float32. Sums
-// of a block's rows go to `partial`, which column_sums adds up: in the same order in every run.
+// A warp reads rows of one vector per lane, the warps of a block every eighth row; each thread adds up its columns in float32.
+// Sums of a block's rows go to `partial`, which column_sums adds up: in the same order in every run.
 #include "device/activation.h"
 #include "device/types.cuh"
 #include "device/vector.cuh"
@@ -12,7 +12,7 @@ namespace mlx_cuda {
 
 constexpr int kWarps = 8;
 
-// relu is given its result, gelu_approx what it was applied to.
+// relu gets its result, gelu_approx its argument.
 __device__ inline float derivative(float saved, Activation activation) {
   if (activation == Activation::relu) {
     return saved > 0.0f ? 1.0f : 0.0f;
@@ -20,8 +20,8 @@ __device__ inline float derivative(float saved, Activation activation) {
   if (activation == Activation::none) {
     return 1.0f;
   }
-  // gelu_approx(x) = x * s(x) with the logistic function s of 2 sqrt(2/pi) (x + 0.044715 x^3); beyond 16 its derivative is 0 or 1,
-  // and NaN at infinity, as MLX derives it.
+  // gelu_approx(x) = x * s(x) with the logistic function s of 2 sqrt(2/pi) (x + 0.044715 x^3); beyond 16 its gradient is 0 or 1,
+  // and NaN at infinity, as MLX's.
   const float x = saved > 16.0f ? 16.0f : saved < -16.0f ? -16.0f : saved;
   const float square = x * x;
   const float s = __fdividef(1.0f, 1.0f + __expf(-1.5957691216057308f * x * (1.0f + 0.044715f * square)));

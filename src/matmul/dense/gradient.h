@@ -1,4 +1,4 @@
-// The part of a linear layer's backward between its two matrix products.
+// The part of a linear layer's backward pass between its two GEMMs.
 #pragma once
 
 #include "matmul/dense/cublaslt.h"

@@ -19,11 +19,11 @@ namespace {
 // A matrix as cuBLASLt reads it, row-major or transposed.
 struct Operand {
   mx::array array;
-  std::int64_t stride;  // between the rows of what lies in memory
+  std::int64_t stride;  // between rows in memory
   bool transposed;
 };
 
-// The leading dimension of a matrix that is row-major but for the distance of its rows; none when it is not, or when rows overlap.
+// The leading dimension of a matrix that is row-major with any row stride; none if it is not, or if rows overlap.
 std::optional<std::int64_t> leading_dimension(
     std::int64_t rows, std::int64_t columns, std::int64_t row_stride, std::int64_t column_stride) {
   if (columns != 1 && column_stride != 1) {
@@ -49,7 +49,7 @@ Operand operand(const mx::array& in, CommandEncoder& encoder, const mx::Stream& 
   return {contiguous_copy(in, encoder, stream), columns, false};
 }
 
-// In float32, because x^3 and its derivative overflow float16 from |x| = 40 on.
+// In float32, because x^3 and its gradient overflow float16 from |x| = 40 on.
 mx::array gelu_approx(const mx::array& x, const mx::Stream& stream) {
   auto constant = [](double value) { return mx::array(static_cast<float>(value)); };
   const auto cube = mx::multiply(mx::square(x, stream), x, stream);
@@ -59,8 +59,8 @@ mx::array gelu_approx(const mx::array& x, const mx::Stream& stream) {
   return mx::multiply(mx::multiply(constant(0.5), x, stream), gate, stream);
 }
 
-// What a forward has kept inside, as a function of the layer's inputs: to the derivatives of Linear it is none, so that a first one
-// adds no gradient of it. Inputs: those of Linear and what was kept, which is the result.
+// The tensor that a forward pass has saved, as a function of the layer's inputs: for Linear's gradients it is constant, so that
+// first-order gradients add nothing for it. Inputs: those of Linear and the saved tensor, which is the result.
 class LinearInside final : public Fused {
  public:
   using Fused::Fused;
@@ -89,8 +89,8 @@ struct LinearOptions {
   bool operator==(const LinearOptions&) const = default;
 };
 
-// Inputs: x, w and perhaps the bias. Outputs: the layer's result and, with `inside`, what gelu_approx was applied to: its
-// derivative is taken there, and keeping it costs the forward little where the backward would need a product to have it again.
+// Inputs: x, w and perhaps the bias. Outputs: the layer's result and, with `inside`, the argument of gelu_approx, which its
+// gradient needs: saving it is cheap, and computing it again would need a GEMM.
 class Linear final : public Stateful<LinearOptions> {
  public:
   using Stateful::Stateful;
@@ -192,14 +192,14 @@ class Linear final : public Stateful<LinearOptions> {
     auto matmul = prepare_matmul(problem, pointers, encoder, stream());
     const bool separate = !matmul;
     if (separate) {
-      // Some shapes and alignments have no algorithm with a fused epilogue: the bare product and a kernel of ours instead.
+      // Some shapes and alignments have no algorithm with a fused epilogue: a plain GEMM and mlx-cuda's epilogue kernel instead.
       problem.has_bias = problem.keeps_inside = false;
       problem.activation = Activation::none;
       pointers.bias = pointers.inside = nullptr;
       matmul = prepare_matmul(problem, pointers, encoder, stream());
     }
     if (!matmul) {
-      throw Unavailable("[linear] cuBLASLt has no algorithm for this product.");
+      throw Unavailable("[linear] cuBLASLt has no algorithm for this GEMM.");
     }
     KernelNode node(encoder);
     node.reads(x.array);
@@ -218,7 +218,7 @@ class Linear final : public Stateful<LinearOptions> {
   }
 
  private:
-  // What the derivative of the activation is taken at.
+  // The tensor at which the activation's gradient is evaluated.
   mx::array saved(const Arrays& primals, const Arrays& outputs) const {
     if (state_.activation != Activation::gelu_approx) {
       return mx::stop_gradient(outputs[0], queue());  // that of relu does not change with it

@@ -1,8 +1,8 @@
-// Quantisation to FP8 (e4m3) with float32 scales, each the largest finite magnitude of its part over 448: for a whole tensor, for
-// each row, for each 1 x 128 of a row, for each 128 x 128 of a matrix.
+// Quantization to FP8 (e4m3) with float32 scales, each the largest finite magnitude of its part over 448: of a tensor, of each
+// row, of each 1 x 128 of a row, or of each 128 x 128 of a matrix.
 //
-// Rows may lie any distance apart. A thread reads N elements at a time: 16 bytes, or one element where rows are not on 16 bytes or
-// N does not divide them. Quotients are those of IEEE division: the values are what converting x / scale gives.
+// Rows have any stride. A thread reads N elements at a time: 16 bytes, or one element if rows are not aligned to 16 bytes or N
+// does not divide them. Division is IEEE's: the values are those of converting x / scale.
 #include "device/ptx.cuh"
 #include "device/reduce.cuh"
 #include "device/types.cuh"
@@ -85,7 +85,7 @@ __device__ inline float largest_of_block(float x) {
   return largest_of_lanes<32>(threadIdx.x % 32 < blockDim.x / 32 ? warps[threadIdx.x % 32] : 0.0f);
 }
 
-// x / y from about 1 / y, as IEEE division rounds it: the product, corrected by what it leaves.
+// x / y from about 1 / y, rounded as IEEE division: x times that, corrected by the remainder.
 __device__ inline float divide(float x, float y, float reciprocal) {
   const float quotient = x * reciprocal;
   return fmaf(fmaf(-quotient, y, x), reciprocal, quotient);
@@ -135,8 +135,8 @@ __device__ inline void store(unsigned char* to, const Vector<T, N>& x, const Sca
   *reinterpret_cast<Vector<unsigned char, N>*>(to) = out;
 }
 
-// A row by all threads of a block, which the host makes as wide as the row needs, or by one warp. What a thread has read first
-// stays in registers; of long rows the rest is read again, from the cache.
+// A row by all threads of a block, which is as wide as the row needs, or by one warp. Values that a thread has read first stay in
+// registers; the rest of long rows is read again, from the cache.
 template <typename T, int N, bool Short>
 __device__ inline void quantize_rows(const Matrix<T>& in, unsigned char* values, float* scales) {
   constexpr int kKept = Fp8Shape::kKept;
@@ -175,8 +175,8 @@ __device__ inline void quantize_rows(const Matrix<T>& in, unsigned char* values,
   }
 }
 
-// A block of 128 of some rows by neighbouring lanes, `across` blocks side by side in a thread block. The scales of all rows for one
-// block lie together, as cuBLASLt reads them.
+// A block of 128 of some rows by adjacent lanes, `across` blocks side by side in a thread block. The scales of all rows for one
+// block are adjacent, as cuBLASLt reads them.
 template <typename T, int N>
 __device__ inline void quantize_blocks(const Matrix<T>& in, unsigned char* values, float* scales, int across) {
   constexpr int kLanes = N == 1 ? 32 : kBlock / N;

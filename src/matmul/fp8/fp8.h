@@ -1,4 +1,4 @@
-// Quantisation to FP8 (e4m3, kept as uint8) and products of quantised matrices.
+// Quantization to FP8 (e4m3, stored as uint8) and FP8 GEMMs.
 #pragma once
 
 #include "runtime/fused.h"
@@ -7,7 +7,7 @@
 
 namespace mlx_cuda {
 
-// What shares one scale: everything, a row (the last axis), 1 x 128 of a row, or 128 x 128 of a matrix.
+// The granularity of scales: the tensor, a row (the last axis), 1 x 128 of a row, or 128 x 128 of a matrix.
 enum class Fp8Part { tensor, row, block, tile };
 
 // Values of x's shape and float32 scales: [1], [..., 1], [..., ceil(K / 128)] or, of a matrix [N, K], [ceil(N / 128), ceil(K /

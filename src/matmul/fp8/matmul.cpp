@@ -150,10 +150,10 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     return false;
   }
 
-  // Derivatives alone ask for it, and to these all inputs but the bias are constants.
+  // Called only for gradients, for which all inputs except the bias are constants.
   Arrays compose(const Arrays& inputs) const override {
     if (!state_.has_bias) {
-      throw std::runtime_error("[fp8_matmul] Products of codes have no derivatives.");
+      throw std::runtime_error("[fp8_matmul] FP8 operands have no gradients.");
     }
     return {mx::broadcast_to(inputs.back(), {inputs[0].shape(0), inputs[1].shape(0)}, queue())};
   }
@@ -229,7 +229,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     node.writes(out);
   }
 
-  // A GEMM without scales in float32, and a kernel of ours: for a library that has none scaled by rows.
+  // A GEMM without scales in float32, and a kernel that applies them: for libraries without scales by row.
   void scale_later(
       MatmulProblem problem,
       MatmulPointers pointers,
@@ -245,7 +245,7 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
     pointers.x_scale = pointers.w_scale = nullptr;
     const auto matmul = prepare_matmul(problem, pointers, encoder, stream());
     if (!matmul) {
-      throw Unavailable("[fp8_matmul] cuBLASLt has no algorithm for this product.");
+      throw Unavailable("[fp8_matmul] cuBLASLt has no algorithm for this GEMM.");
     }
     name_arrays(a, b, extras, out, encoder);
     encode_matmul(*matmul, encoder);

@@ -1,9 +1,9 @@
-// What the kernels that quantise to FP8 are called with, and how they divide their work.
+// Parameters of the kernels that quantize to FP8, and how they divide their work.
 #pragma once
 
 namespace mlx_cuda {
 
-// A matrix whose rows may lie any distance apart, in elements.
+// A matrix whose rows have any stride, in elements.
 template <typename T>
 struct Fp8Matrix {
   const T* data;

@@ -66,9 +66,9 @@ class QuantizeFp8 final : public Stateful<Fp8Part> {
     return false;
   }
 
-  // The input is a constant to derivatives.
+  // The input is a constant for gradients.
   Arrays compose(const Arrays&) const override {
-    throw std::runtime_error("[quantize_fp8] Codes have no derivatives.");
+    throw std::runtime_error("[quantize_fp8] FP8 values have no gradients.");
   }
 
   void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {

@@ -68,7 +68,7 @@ std::optional<OneGemv> dense_of_experts(const mx::array& out) {
   return OneGemv{out.inputs()[0], out, w, {}, {}, {}, w.shape(columns), w.shape(inner), found->chosen};
 }
 
-// Two blocks of a multiprocessor, which keeps a little of its memory from each: this product's and the next one's.
+// Two blocks per SM, with a little shared memory reserved for each: this GEMV's and the next one's.
 int memory_of_two() {
   return (shared_memory_limit() - 1024) / 2;
 }
@@ -246,10 +246,9 @@ Arrays GemvCall::inputs() const {
 std::string GemvCall::name() const {
   const std::string before = norm ? "norm + " : "";
   constexpr const char* kAfter[] = {"", " + add", " + swiglu", " + geglu", " + geglu_tanh"};
-  const std::string of = parts[0].chosen ? " of experts" : "";
-  const std::string count =
-      (parts.size() == 1 ? "product" : std::to_string(parts.size()) + " products") + of + (factors ? " + sum" : "");
-  return before + count + kAfter[static_cast<int>(epilogue)];
+  const std::string count = parts.size() == 1 ? "" : std::to_string(parts.size()) + " ";
+  const std::string gemv = std::string(parts[0].chosen ? "MoE GEMV" : "GEMV") + (parts.size() == 1 ? "" : "s");
+  return before + count + gemv + (factors ? " + sum" : "") + kAfter[static_cast<int>(epilogue)];
 }
 
 }  // namespace mlx_cuda

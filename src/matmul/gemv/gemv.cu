@@ -1,4 +1,4 @@
-// Products of a step's few rows (gemv.cuh), for 16-bit weights and those that are multiplied as integers.
+// GEMVs of a decode step (gemv.cuh), for 16-bit weights and those that are multiplied as integers.
 #include "device/types.cuh"
 #include "matmul/gemv/gemv.cuh"
 #include "matmul/gemv/kernels.h"

@@ -1,7 +1,7 @@
-// Few rows of x times several matrices, x normalised on the way and the sums added, or gated, at the end: what a transformer's
-// block does between its attentions. The time is that of reading w. So each warp copies its part of w through a ring of its own in
-// shared memory, which it fills before x is waited for; and a block takes half of a multiprocessor, so that the next product's
-// blocks are there too, and fill theirs, while this one's compute.
+// A GEMV of a few rows of x with several matrices, with RMS norm of x before and addition or gate after it: the part of a
+// transformer block between its attentions. The time is that of reading w. So each warp loads its part of w into pipeline stages
+// of its own in shared memory, which it fills before x is waited for; and a block takes half of an SM, so that the next GEMV's
+// blocks are resident too, and fill theirs while this one computes.
 #pragma once
 
 #include "device/ptx.cuh"
@@ -33,7 +33,7 @@ class GemvKernel {
   static constexpr int kStages = Params::kStages;
   static constexpr int kBeforeX = Experts                    ? kStages
                                   : Operands::kForm.packed() ? 1
-                                                             : kStages - 1;  // stages of w that are asked for before x
+                                                             : kStages - 1;  // stages of w that are loaded before x
   static constexpr int kBits = Operands::kForm.bits;
   // Copies of w: lanes for a row, which have 16 bytes each, and rows at once.
   static constexpr int kUnitBytes = Operands::kForm.unit_bytes();
@@ -102,7 +102,7 @@ class GemvKernel {
       } else {
         operands.template multiply<false>(w, unit_scales, to_biases, place.unit);
       }
-      __syncwarp();  // nobody reads it any more
+      __syncwarp();  // the stage is no longer read
       copy(stage);
       commit_copies();
       stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -194,7 +194,7 @@ class GemvKernel {
   __device__ float* factors() const {  // [row]
     return squares() + p_.rows * Params::kMostWarps;
   }
-  __device__ unsigned char* scales() const {  // [tile][tile row], and biases likewise
+  __device__ unsigned char* scales() const {  // [tile][tile row]; biases have the same layout
     return reinterpret_cast<unsigned char*>(factors() + p_.rows * 4);
   }
   __device__ float* sums() const {  // [tile][row][tile row][warp]
@@ -202,7 +202,7 @@ class GemvKernel {
   }
 
   // ------------------------------------------------------------------------------------------------------------------ copies
-  // The next unit to a stage of the ring, if there is one. A thread copies the same 16 bytes of every so many rows.
+  // Loads the next unit to a stage, if there is one. A thread copies the same 16 bytes of every so many rows.
   __device__ void copy(int stage) {
     if (copied_.tile < tiles_) {
       const GemvHalf* two = halves() + copied_.tile * 2;
@@ -281,8 +281,8 @@ class GemvKernel {
     }
   }
 
-  // x where products read it. Whole warps have adjacent pieces of 8 values, and ask for several before they use one. The last
-  // stages of w are asked for after them, so that x does not come behind all of w.
+  // Writes x to shared memory. Adjacent lanes read adjacent pieces of 8 values, and issue several loads before they use one. The
+  // last stages of w are loaded after them, so that x does not wait behind all of w.
   __device__ void stage(const Operands& operands) {
     constexpr int at_once = 4;
     int copies = kBeforeX;
@@ -422,7 +422,7 @@ class GemvKernel {
     return p_.epilogue == GemvEpilogue::add && result.out ? static_cast<const T*>(p_.added)[result.at] : T{};
   }
 
-  // What gates: x times the logistic function of x, or of what tanh is asked for in gelu's approximation; or gelu itself.
+  // The gate: silu of x, geglu's tanh approximation, or exact gelu.
   __device__ float activated(float x) const {
     if (p_.epilogue == GemvEpilogue::geglu) {
       return 0.5f * x * (1.0f + erff(x * 0.7071067812f));
@@ -431,7 +431,7 @@ class GemvKernel {
     return __fdividef(x, 1.0f + __expf(-of));
   }
 
-  // `added`: to the first of this thread's results, which has been asked for long ago.
+  // `added`: for the first of this thread's results; its load was issued earlier.
   __device__ void finish(T added) const {
     const int tile_row = threadIdx.x % kTileRows;
 #pragma unroll 1

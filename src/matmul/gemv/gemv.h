@@ -1,4 +1,4 @@
-// Products of a step's few rows, several in one kernel with what comes before and after them.
+// GEMVs of a decode step, several in one kernel, fused with the operations before and after them.
 #pragma once
 
 #include "matmul/gemv/params.h"
@@ -17,15 +17,15 @@ namespace mlx_cuda {
 struct OneGemv {
   mx::array x;
   mx::array out;
-  mx::array w;  // [columns, inner], or packed
+  mx::array w;  // [columns, inner], or quantized
   std::optional<QuantizedForm> form{};
   MaybeArray scales{};
   MaybeArray biases{};
   int columns = 0;
   int inner = 0;
-  MaybeArray chosen{};  // of experts, whose matrices w [experts, columns, inner] has: uint32 [count]
+  MaybeArray chosen{};  // of MoE, whose matrices w is [experts, columns, inner]: uint32 [count]
 
-  // How many products of one row and one matrix it is; experts may all have the same row.
+  // The number of pairs of a row and a matrix; all experts may have the same row.
   int count() const {
     return chosen ? static_cast<int>(chosen->size()) : 1;
   }
@@ -41,7 +41,7 @@ struct OneGemv {
 // That of the primitive that gives `out`; none where the kernel does not take it.
 std::optional<OneGemv> gemv_of(const mx::array& out);
 
-// What the kernel is to compute, with arrays in place of addresses.
+// The computation of the kernel, with arrays instead of addresses.
 struct GemvCall {
   mx::array x;  // [rows, inner], before the norm
   MaybeArray norm{};
@@ -49,7 +49,7 @@ struct GemvCall {
   std::vector<OneGemv> parts;
   GemvEpilogue epilogue = GemvEpilogue::none;
   MaybeArray added{};
-  MaybeArray factors{};  // of experts with a row each: what their products are multiplied by before they are summed
+  MaybeArray factors{};  // of MoE with a row for each expert: the factors of their results before they are summed
   Arrays outputs;        // of the parts, or the one of the epilogue
 
   Arrays inputs() const;

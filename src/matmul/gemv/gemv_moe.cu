@@ -1,4 +1,4 @@
-// Products of a token with the matrices of some experts (gemv.cuh).
+// MoE GEMVs of one token (gemv.cuh).
 #include "device/types.cuh"
 #include "matmul/gemv/gemv.cuh"
 #include "matmul/gemv/kernels.h"

@@ -1,4 +1,4 @@
-// The same for weights that are unpacked to 16-bit numbers first, of experts or not.
+// The same for weights that are dequantized to 16-bit numbers first, MoE or not.
 #include "device/types.cuh"
 #include "matmul/gemv/gemv.cuh"
 #include "matmul/gemv/kernels.h"

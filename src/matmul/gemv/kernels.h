@@ -18,7 +18,7 @@
   EACH(gemv_affine8_64_##dtype, dtype, 8, 64)   \
   EACH(gemv_affine8_128_##dtype, dtype, 8, 128)
 
-// gemv_unpacked.cu, of experts or not. EACH(name, dtype, format).
+// gemv_unpacked.cu, MoE or not. EACH(name, dtype, format).
 #define MLX_CUDA_GEMV_UNPACKED_KERNELS(EACH) \
   MLX_CUDA_GEMV_UNPACKED_OF(EACH, affine2)   \
   MLX_CUDA_GEMV_UNPACKED_OF(EACH, affine3)   \

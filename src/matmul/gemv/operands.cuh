@@ -1,6 +1,6 @@
-// Operands of the products of few rows: x in shared memory, and a unit of a tile of w times it. w is the left operand of tensor
-// core products, 16 rows of it; the right one's 8 columns are rows of x. Which value of inner an element stands for does not matter
-// as long as both agree: a thread's values of a row of w are adjacent in memory, 16 bytes of a span, which four threads share.
+// Operands of the GEMVs: x in shared memory, and the MMA of a unit of a tile of w with it. w is the left operand (M), 16 rows of
+// it; the 8 columns (N) are rows of x. Any permutation of inner works as the k index as long as both agree: a thread's values of
+// a row of w are adjacent in memory, 16 bytes of a span, which four threads share.
 #pragma once
 
 #include "device/mma.cuh"
@@ -11,7 +11,7 @@
 
 namespace mlx_cuda {
 
-// Where in a block's shared memory x lies, zeros for columns that are no row's, and a step and a sum of each group of x.
+// The layout of shared memory: x, zeros for unused columns, and a step and a sum of each group of x.
 struct RowMemory {
   unsigned char* x;
   unsigned char* zeros;
@@ -42,13 +42,14 @@ __device__ inline uint4 all_normed(const uint4& x, bool any, const uint4& norms,
   return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
-// Where a 16-byte piece of a row of w lies in a ring: those of 128 bytes that threads read at once lie in different banks.
+// The swizzled position of a 16-byte piece of a row of w in a stage: without bank conflicts in the 128 bytes that threads read at
+// once.
 template <int Bits>
 __device__ inline int ring_place(int row, int piece) {
   constexpr GemvForm form{Bits};
   return row * form.ring_bytes() + (form.unit_bytes() == 128 ? piece ^ row % 2 * 4 : piece) * 16;
 }
-// What a thread has of a row and span of 128 bytes.
+// A thread's part of a row and span of 128 bytes.
 __device__ inline uint4 words_of(const unsigned char* w, int row, int span, int member) {
   return *reinterpret_cast<const uint4*>(w + ring_place<16>(row, span * 4 + member));
 }
@@ -67,7 +68,7 @@ class PlainRows {
  public:
   using T = TypeOf;
   static constexpr GemvForm kForm{16};
-  // Elsewhere sums are divided by the size of x, so that nobody waits for it.
+  // In other cases the final sums are divided by the norm of x, so that no thread waits for it.
   static constexpr bool kSizeFirst = kShortRange<T>;
 
   static __device__ constexpr GemvForm form(const Params&) {
@@ -122,9 +123,9 @@ class PlainRows {
   float totals_[4] = {};  // rows g and g + 8, of two columns each
 };
 
-// Packed integers, whose products need integers only. A group of x is a step times integers of 15 bits, which is finer than 16-bit
-// numbers next to the largest of the group, and has two columns: the upper and the lower half of them. Where a span of w has
-// several scales, each has columns of its own, which are zero elsewhere.
+// Packed integers, whose MMAs need integers only. A group of x is a step times integers of 15 bits, which is finer than 16-bit
+// numbers next to the largest of the group, and has two columns: the upper and the lower half of them. If a span of w has several
+// scales, each has columns of its own, which are zero elsewhere.
 template <typename TypeOf, int BitsOf, int GroupOf>
 class IntegerRows {
   using Params = GemvParams;
@@ -170,7 +171,7 @@ class IntegerRows {
       constexpr float round = 12582912.0f;  // whose last bit is 1
       integers[j] = __float_as_uint(fmaf(values[j], inverse, round)) - (__float_as_uint(round) - 64);
     }
-    // A piece's upper and lower digits, in the order in which products take those of w.
+    // The upper and lower halves of a piece, permuted as those of w in an MMA.
     const int in_span = piece % (kSpan / 8);
     const int at = piece / (kSpan / 8) * kSpan + (in_span % kPieces / 2 * 4 + in_span / kPieces) * 16 + in_span % kPieces % 2 * 8;
     unsigned char* to = memory_.x + row * 2 * digit_ + at;

@@ -1,30 +1,30 @@
-// How the products of a step's few rows are called, and how they divide their work.
+// Parameters of the GEMVs of a decode step, and how they divide their work.
 #pragma once
 
 namespace mlx_cuda {
 
-// What becomes of the sums.
+// The epilogue of the sums.
 enum class GemvEpilogue : int {
   none,
   add,         // plus another array
   swiglu,      // silu of the first part times the second
-  geglu,       // gelu likewise
+  geglu,       // exact gelu
   geglu_tanh,  // its approximation
 };
 constexpr bool is_gated(GemvEpilogue epilogue) {
   return epilogue >= GemvEpilogue::swiglu;
 }
 
-// How w lies in memory, and what follows of it.
+// The format of w in memory, and constants that depend on it.
 struct GemvForm {
   int bits = 16;
   int group_shift = 5;  // log2 of the values that share a scale
-  bool floats = false;  // packed floats: their scales are bytes, and there are no biases
+  bool floats = false;  // floats of 4 or 8 bits: their scales are bytes, and there are no biases
 
   constexpr bool packed() const {
     return bits < 16;
   }
-  // Whether products take packed values as integers (operands.cuh), and not as 16-bit numbers (unpacked_rows.cuh).
+  // Whether packed values are multiplied as integers (operands.cuh), not as 16-bit numbers (unpacked_rows.cuh).
   constexpr bool integers() const {
     return !floats && (bits == 4 || bits == 8);
   }
@@ -63,22 +63,22 @@ struct GemvForm {
 
 // One matrix of several that the same rows are multiplied by.
 struct GemvPart {
-  const void* w;       // [columns, inner], 16-bit or packed
-  const void* scales;  // [columns, inner / a group's values], of packed ones, and
-  const void* biases;  // likewise, of packed integers
+  const void* w;       // [columns, inner], 16-bit or quantized
+  const void* scales;  // [columns, inner / a group's values], if quantized, and
+  const void* biases;  // of quantized integers
   void* out;           // [rows, columns]
   int columns;
   int first;  // of all parts' rows of w, the first of its own
 };
 
-// x is [rows, inner], of which each row may be normalised first: x / sqrt(mean(x^2) + eps) * norm.
+// x is [rows, inner]; each row may be normalized first: x / sqrt(mean(x^2) + eps) * norm.
 //
-// Of experts, w of a part is all their matrices, of which the kernel reads the chosen ones. Either each gives `expert_rows` rows of
-// the result, one expert after another; or each is multiplied by its own row of x, and their products are summed, as if inner were
-// `turns` times as long.
+// MoE: w of a part is the matrices of all experts, of which the kernel reads the chosen ones. Either each gives `expert_rows`
+// rows of the result, one expert after another; or each is multiplied by its own row of x, and the results are summed, as if
+// inner were `turns` times as long.
 //
 // A block has `block_rows` adjacent rows of all parts, or of both parts that are gated. Halves of tiles are up to 8 rows of one
-// part. Warps take the block's units of work in turn, so that together they read what is adjacent.
+// part. Warps take turns at the block's units of work, so that together they read adjacent memory.
 struct GemvParams {
   static constexpr int kMostParts = 3;
   static constexpr int kMostChosen = 32;  // experts: a lane for each
@@ -86,9 +86,9 @@ struct GemvParams {
   static constexpr int kHalfRows = 8;
   static constexpr int kLeastWarps = 4;      // of a block: a multiple of this
   static constexpr int kMostWarps = 12;      // and no more
-  static constexpr int kStages = 3;          // of a warp's ring: units that are under way
+  static constexpr int kStages = 3;          // of a warp's pipeline: units in flight
   static constexpr int kZeroBytes = 256;     // for columns that are no row's
-  static constexpr int kHalfBytes = 32;      // of what a block knows of half a tile
+  static constexpr int kHalfBytes = 32;      // of a block's data of half a tile
   static constexpr int kMostSums = 16384;    // bytes of partial sums, and
   static constexpr int kMostScales = 32768;  // of scales and biases, which bound the tiles of a block
 
@@ -102,7 +102,7 @@ struct GemvParams {
   int inner;
   int chosen;       // experts
   int expert_rows;  // of w, of each
-  int turns = 1;    // experts whose products are summed: x is [turns, inner] then, otherwise each expert has rows of the result
+  int turns = 1;    // experts whose results are summed: x is [turns, inner]; otherwise each expert has rows of the result
   int group_shift;  // of w's form
   int parts;
   int row_limit;   // of all parts' rows of w; of one where they are gated
@@ -117,8 +117,8 @@ struct GemvParams {
   constexpr int units(const GemvForm& form) const {
     return turns * turn_units(form);
   }
-  // Bytes of a row of x, with zeros up to a whole unit: 16-bit numbers, or both halves of integers of 16 bits. The first values of
-  // what threads read at once do not lie in the same banks.
+  // Bytes of a row of x, padded with zeros to a whole unit: 16-bit numbers, or both halves of integers of 16 bits. Rows start in
+  // different banks.
   constexpr int x_distance(const GemvForm& form) const {
     return units(form) * form.unit_values() * 2 + (!form.packed() ? 16 : form.integers() ? 128 : 64);
   }
@@ -129,7 +129,7 @@ struct GemvParams {
   constexpr int groups_bytes(const GemvForm& form) const {
     return form.integers() ? units(form) * 2 * groups_of_span(form) * 8 : 0;
   }
-  // Of a row's scales, with zeros up to a whole unit; an odd number of 8 bytes, so that rows lie in different banks.
+  // Bytes of a row's scales, padded with zeros to a whole unit; an odd number of 8 bytes, so that rows start in different banks.
   constexpr int scales_distance(const GemvForm& form) const {
     return form.packed() ? (units(form) * form.scale_bytes(form.unit_values()) + 7) / 8 / 2 * 16 + 8 : 0;
   }
@@ -142,7 +142,7 @@ struct GemvParams {
   constexpr int sums_bytes() const {
     return tiles * rows * kTileRows * kMostWarps * 4;
   }
-  // The ring of a warp.
+  // The pipeline stages of a warp.
   static constexpr int warp_bytes(const GemvForm& form) {
     return kStages * kTileRows * form.ring_bytes();
   }

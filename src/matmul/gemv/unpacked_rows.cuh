@@ -1,6 +1,5 @@
-// Packed weights as 16-bit numbers, for products of few rows: those that are no integers of 4 or 8 bits (operands.cuh). What a
-// thread unpacks of adjacent values of a row of w, times their scale, is its part of the left operand
-// (matmul/quantized/factors.cuh), and x lies in the order in which that comes.
+// Quantized weights as 16-bit numbers, for GEMVs of formats other than integers of 4 or 8 bits (operands.cuh). A thread's
+// dequantized values of a row of w are its part of the left operand (matmul/quantized/factors.cuh), and x is permuted to match.
 #pragma once
 
 #include "matmul/gemv/operands.cuh"
@@ -96,7 +95,7 @@ class UnpackedRows {
   static constexpr int kWords = kPieces * kForm.bits / 4;
   static_assert(kForm.span_values() == 4 * kChunk<Format>);
 
-  // What the thread has of a row and span.
+  // A thread's part of a row and span.
   __device__ void load(unsigned (&chunk)[kWords], const unsigned char* w, int row, int span) const {
     if constexpr (kForm.unit_bytes() == 128) {
       load_words<16>(chunk, w + ring_place<kForm.bits>(row, span * 4 + member_));

@@ -1,4 +1,4 @@
-// From the indices of gather_mm to rows in groups, and products of so few rows that they need no groups.
+// Sorts the indices of gather_mm into groups of rows, and the GEMV of so few rows that they need no groups.
 #include "device/reduce.cuh"
 #include "device/types.cuh"
 #include "matmul/grouped/kernels.h"

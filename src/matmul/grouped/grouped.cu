@@ -1,8 +1,7 @@
-// Grouped matrix products with mma.sync and cp.async, for GPUs from sm_80 on: rows of x times the matrix of their group, as in
+// Grouped GEMM with mma.sync and cp.async, for GPUs from sm_80 on: rows of x times the matrix of their group, as in
 // grouped_sm90.cu, and the gradient of these matrices, which sums over the rows of a group.
 //
-// Rows of shared memory are split into units of 16 bytes, whose places are exchanged such that eight rows in turn lie in different
-// banks.
+// Rows of shared memory are split into units of 16 bytes, swizzled so that eight adjacent rows have no bank conflicts.
 #include "device/mma.cuh"
 #include "device/types.cuh"
 #include "matmul/grouped/kernels.h"
@@ -23,13 +22,13 @@ using Shape = GroupedTile;
 [[maybe_unused]] constexpr int kTiles = kWarpColumns / 8;  // of 8 columns, of a warp
 [[maybe_unused]] constexpr int kUnit = 8;                  // elements of 16 bytes
 
-// Where a unit lies in a matrix of rows of Units units.
+// The swizzled position of a unit in a matrix with rows of Units units.
 template <int Units>
 __device__ inline int place_of(int row, int unit) {
   return (row * Units + (unit ^ (Units == 4 ? row / 2 % 4 : row % 8))) * 16;
 }
 
-// Columns from row0 and column0 on of a matrix in global memory into Rows rows of Columns columns; zeros for what is not there.
+// Columns from row0 and column0 on of a matrix in global memory into Rows rows of Columns columns; zeros out of bounds.
 template <typename T, int Rows, int Columns>
 __device__ inline void copy_part(unsigned to, const T* from, long long stride, int row0, int row_end, int column0, int column_end) {
   constexpr int kUnits = Columns / kUnit;
@@ -44,7 +43,7 @@ __device__ inline void copy_part(unsigned to, const T* from, long long stride, i
   }
 }
 
-// Operands of one product of 16 rows, 16 columns and 16 elements of what is summed over, which are adjacent (K-major) or not.
+// Operands of one MMA of 16 rows, 16 columns and K = 16, which is contiguous (K-major) or not.
 template <bool KMajor>
 __device__ inline uint4 row_operand(unsigned rows, int row, int step) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -82,7 +81,7 @@ __device__ inline void multiply_part(float (&sums)[4][kTiles][4], unsigned rows,
   }
 }
 
-// What `copy` puts into the ring, one part after another, is multiplied.
+// Multiplies what `copy` loads into the stages, one part after another.
 template <typename T, bool KMajorRows, bool KMajorColumns, typename Copy>
 __device__ inline void sum_parts(
     float (&sums)[4][kTiles][4], unsigned shared, int steps, bool idle, int warp_row, int warp_column, const Copy& copy) {
@@ -95,7 +94,7 @@ __device__ inline void sum_parts(
   }
   for (int step = 0; step < steps; ++step) {
     wait_copies<kStages - 2>();
-    __syncthreads();  // the part is there, and nobody reads the one before
+    __syncthreads();  // the part has arrived, and the one before is no longer read
     const int next = step + kStages - 1;
     if (next < steps) {
       copy(shared + next % kStages * kStageBytes, next);
@@ -110,7 +109,7 @@ __device__ inline void sum_parts(
   __syncthreads();  // the next tile's copies may begin
 }
 
-// `row_of` says where row i of those that a warp has lies in the result, null if it is not there.
+// `row_of` returns the address of row i of the warp's rows in the result, or null.
 template <typename T, typename RowOf>
 __device__ inline void write(const float (&sums)[4][kTiles][4], int columns, int column, const RowOf& row_of) {
 #pragma unroll
@@ -162,7 +161,7 @@ __device__ inline void grouped(const GroupedParams& p) {
   }
 }
 
-// out[group] = y^T x over the rows of each group; rows of no group count for nothing.
+// out[group] = y^T x over the rows of each group; rows without a group are ignored.
 template <typename T>
 __device__ inline void grouped_gradient(const GroupedGradientParams& p) {
   extern __shared__ char memory[];

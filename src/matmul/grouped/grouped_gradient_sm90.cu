@@ -1,9 +1,8 @@
-// The gradient of the weights of a grouped product on Hopper: for each group the sum over its rows of the products of a row of y
-// and one of x.
+// The gradient of the weights of a grouped GEMM on Hopper: for each group, y^T x over its rows.
 //
-// Few rows make for short sums and much to write, so the two consumer warpgroups of a block have tiles of their own: one writes
-// while the other multiplies. Both operands are read with their rows as what is summed over, and rows of a part that are another
-// group's are cleared.
+// With few rows, K is short and the result is large, so the two consumer warpgroups of a block have tiles of their own: one
+// writes while the other multiplies. Both operands are read with their rows as K, and rows that belong to another group are
+// zeroed.
 #include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "matmul/grouped/kernels.h"
@@ -71,8 +70,8 @@ __device__ inline void clear_rest(const GradientRing& ring, int valid, int consu
   sync_some(1 + consumer, 128);
 }
 
-// The warpgroups multiply in turns. Besides, nobody may wait for a part that is more than a round of the ring away: its barrier
-// could be one phase short of it, or one past it.
+// The warpgroups take turns at wgmma. Also, no thread may wait for a part that is more than one round of the stages away: the
+// barrier's phase would be ambiguous.
 struct Turns {
   static constexpr int kFirst = 1 + kConsumers;  // number of the first one's barrier
   int consumer;

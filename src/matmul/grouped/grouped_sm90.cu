@@ -1,22 +1,21 @@
-// Grouped matrix product on Hopper: rows of x, grouped, times the transposed matrix of their group, with wgmma and the bulk tensor
-// copy engine.
+// Grouped GEMM on Hopper: rows of x, by group, times the transposed matrix of their group, with wgmma and TMA.
 //
-// As many blocks as there are multiprocessors take tile after tile of all groups. One producer warp copies parts of x and w into a
-// ring for two consumer warpgroups. The copies of the next tile begin while one is written.
+// Persistent kernel: as many blocks as SMs process tile after tile of all groups. One producer warp loads parts of x and w into
+// pipeline stages for two consumer warpgroups. The loads of the next tile begin while one is written.
 #include "device/types.cuh"
 #include "matmul/grouped/kernels.h"
 #include "matmul/grouped/tiles_sm90.cuh"
 
 namespace mlx_cuda {
 
-// What the copy engine knows of the operands.
+// The tensor maps of the operands.
 struct Maps {
   const TensorMap* x;
   const TensorMap* few_x;  // in boxes of kFewRows rows
   const TensorMap* weights;
 };
 
-// Not transposed: the columns of w are adjacent in memory, not what is summed over.
+// Not transposed: the columns of w are adjacent in memory, not K.
 template <int Columns, int Stages, bool Transposed>
 __device__ inline void produce(const GroupTile& tile, int steps, const Maps& maps, Ring<Columns, Stages>& ring) {
   for (int step = 0; step < steps; ++step, ring.advance()) {

@@ -1,12 +1,12 @@
-// What the kernels of grouped products are called with, and how they divide their work and their shared memory.
+// Parameters of the grouped GEMM kernels, and how they divide their work and their shared memory.
 #pragma once
 
 namespace mlx_cuda {
 
 // Rows of a launch belong to groups: to group g those from offset g to offset g + 1. Rows of no group come out as zeros.
 struct GroupedParams {
-  const int* offsets;   // of all groups; may hold anything: what it says is held to the rows that there are
-  const int* out_rows;  // where each row's result goes; null: to its own place
+  const int* offsets;   // of all groups; may hold anything: they are clamped to the number of rows
+  const int* out_rows;  // the position of each row's result; null: its own
   void* out;
   const void* x;            // [rows, depth]; here and below for the kernels without a copy engine
   const void* weights;      // [count, columns, depth], or not transposed [count, depth, columns]
@@ -19,10 +19,10 @@ struct GroupedParams {
   int count;                // groups of this launch
   int rows;
   int columns;  // of the result
-  int depth;    // what is summed over
+  int depth;    // K
 };
 
-// The same with packed weights [count, columns, depth]; distances are in bytes.
+// The same with quantized weights [count, columns, depth]; strides are in bytes.
 struct GroupedQuantizedParams {
   GroupedParams rows;
   const void* w;
@@ -35,8 +35,7 @@ struct GroupedQuantizedParams {
   int group_shift;      // log2 of a group's values
 };
 
-// The gradient of the matrices: for each group, [rows_out, columns], the sum over its rows of the products of a row of y and one of
-// x.
+// The gradient of the weights: for each group, [rows_out, columns] = y^T x over its rows.
 struct GroupedGradientParams {
   const int* offsets;
   const void* x;  // [rows, columns]
@@ -53,14 +52,14 @@ struct GroupedGradientParams {
 
 // Pairs of a matrix of x, [matrix_rows, depth], and one of the weights: how they become groups of rows.
 struct GatherParams {
-  const unsigned* lhs;  // of each pair, its matrix of x; null: `repeats` pairs in turn have the same one
-  const unsigned* rhs;  // and its weights; what is too large belongs to no group
+  const unsigned* lhs;  // each pair's matrix of x; null: `repeats` adjacent pairs have the same one
+  const unsigned* rhs;  // and its weights; too large a number belongs to no group
   int* offsets;         // [groups + 1], of rows
   int* order;           // of the pairs, by group; null: they are in this order
   int* counts;          // [groups + 1] where shared memory does not hold them, else null
   const void* x;
   void* grouped_x;  // the rows by group
-  int* out_rows;    // where the result of each of these goes; null: to its own place
+  int* out_rows;    // the position of each of these results; null: its own
   int pairs;
   int groups;
   int matrix_rows;
@@ -69,7 +68,7 @@ struct GatherParams {
   int row_units;  // of 16 bytes
 };
 
-// The product of few rows, each with the weights of its pair.
+// The GEMV of few rows, each with the weights of its pair.
 struct GatherMvParams {
   const unsigned* lhs;  // as above
   const unsigned* rhs;
@@ -86,11 +85,11 @@ struct GatherMvParams {
   int depth;
 };
 
-// Tiles of the results without Hopper's instructions, of products and gradients.
+// Tiles of the result without Hopper's instructions, for the GEMM and the gradient.
 struct GroupedTile {
   static constexpr int kRows = 128;
   static constexpr int kColumns = 128;
-  static constexpr int kDepth = 32;  // what is summed over in a stage
+  static constexpr int kDepth = 32;  // K of a stage
   static constexpr int kStages = 3;
   static constexpr int kThreads = 128;
   static constexpr int kRowBytes = kRows * kDepth * 2;
@@ -98,10 +97,10 @@ struct GroupedTile {
   static constexpr int kSharedBytes = kStages * kStageBytes;
 };
 
-// On Hopper: a tile's columns, and the stages of the ring in shared memory through which its operands pass.
+// On Hopper: a tile's columns, and the pipeline stages in shared memory.
 struct GroupedSm90Tile {
   static constexpr int kRows = 128;
-  static constexpr int kDepth = 64;     // what is summed over in a stage: 128 adjacent bytes, or 64 rows of them
+  static constexpr int kDepth = 64;     // K of a stage: 128 adjacent bytes, or 64 rows of them
   static constexpr int kFewRows = 16;   // of x that are copied at once where a tile has few
   static constexpr int kConsumers = 2;  // warpgroups, besides one that produces
   static constexpr int kThreads = (1 + kConsumers) * 128;
@@ -113,7 +112,7 @@ struct GroupedSm90Tile {
   constexpr int weight_bytes() const {
     return columns * kDepth * 2;
   }
-  // Swizzled boxes lie on 1024 bytes; each stage has two barriers.
+  // Swizzled boxes are aligned to 1024 bytes; each stage has two barriers.
   constexpr int shared_bytes() const {
     return stages * (kRowBytes + weight_bytes()) + 1024 + 2 * stages * 8;
   }
@@ -121,7 +120,7 @@ struct GroupedSm90Tile {
 
 inline constexpr GroupedSm90Tile kGroupedGradientSm90{128, 6};
 
-// With quantised weights, of which some steps wait packed behind the ring.
+// With quantized weights: some steps wait packed after the stages.
 struct GroupedQuantizedSm90 {
   static constexpr GroupedSm90Tile kTile{256, 4};
   static constexpr int kProducers = 128;

@@ -73,7 +73,7 @@ void launch_portable(KernelNode& node, const std::string& name, const Params& pa
   node.launch(kernel, std::max(blocks, 1) * multiprocessors(), GroupedTile::kThreads, shared, params);
 }
 
-// What GatherParams and GatherMvParams have in common.
+// Common parts of GatherParams and GatherMvParams.
 template <typename Params>
 void describe(Params& params, const GatherPairs& pairs, KernelNode& node) {
   const mx::array& x = pairs.x;
@@ -115,8 +115,7 @@ bool is_read_not_transposed(const mx::array& w, bool transpose) {
 }
 
 bool is_gather_mv(int rows, int groups, bool not_transposed) {
-  // So few that each mostly has weights of its own, or that grouping them takes longer than reading weights again from the L2
-  // cache.
+  // So few that most have weights of their own, or that grouping takes longer than reading weights again from the L2 cache.
   return !not_transposed && (rows <= 16 || (rows <= 64 && rows * 2 <= groups));
 }
 

@@ -1,4 +1,4 @@
-// The nodes of grouped matrix products, for the primitives that are made of them.
+// The nodes of grouped GEMMs, for the primitives that use them.
 #pragma once
 
 #include "runtime/arrays.h"
@@ -9,11 +9,11 @@
 
 namespace mlx_cuda {
 
-// Rows that lie by group. What these arrays hold, only the GPU knows.
+// Rows sorted by group. The contents of these arrays are known only on the GPU.
 struct GroupedRows {
   mx::array x;          // [rows, depth], float16 or bfloat16
   mx::array offsets;    // int32: where groups begin and the last one ends, or only where they end
-  MaybeArray out_rows;  // int32 [rows]: where the result of each goes; none: to its own place
+  MaybeArray out_rows;  // int32 [rows]: the position of each result; none: its own
   bool has_begin;
 };
 
@@ -34,8 +34,8 @@ GroupedWeights as_weights(const mx::array& w, bool transpose, CommandEncoder& en
 // The same for rows.
 mx::array as_rows(const mx::array& x, CommandEncoder& encoder, const mx::Stream& stream);
 
-// Pairs of a matrix of x [matrices, matrix_rows, depth] (row-contiguous, any leading dimensions) and one of the weights. `lhs` and
-// `rhs`: uint32, contiguous; without lhs, all matrices in turn have equally many pairs.
+// Pairs of a matrix of x [matrices, matrix_rows, depth] (row-contiguous, any leading dimensions) and one of the weights. `lhs`
+// and `rhs`: uint32, contiguous; without lhs, all matrices in turn have equally many pairs.
 struct GatherPairs {
   mx::array x;
   MaybeArray lhs;
@@ -61,8 +61,7 @@ void encode_offsets(const mx::array& indices, int matrix_rows, int groups, mx::a
 void encode_grouped(
     const GroupedRows& rows, const GroupedWeights& weights, int first, int groups, mx::array& out, CommandEncoder& encoder);
 
-// Adds the node that writes out [groups, y's columns, x's columns]: sums over the rows of a group of the products of a row of y and
-// one of x.
+// Adds the node that writes out [groups, y's columns, x's columns]: y^T x over the rows of each group.
 void encode_grouped_gradient(const GroupedRows& rows, const mx::array& y, int groups, mx::array& out, CommandEncoder& encoder);
 
 // Adds the node that writes out [pairs, matrix_rows, columns], each row from the weights of its pair: for few pairs.

@@ -1,4 +1,4 @@
-// Products of rows with the matrix of their group, and of pairs of matrices, as experts make them.
+// Grouped GEMMs, and matmuls of pairs of matrices, as in MoE.
 #pragma once
 
 #include "runtime/arrays.h"
@@ -17,20 +17,20 @@ namespace mlx_cuda {
 mx::array grouped_matmul(
     const mx::array& x, const mx::array& w, const mx::array& offsets, bool transpose, const mx::Stream& stream);
 
-// The gradient of weights [E, N, K]: for each of `groups` groups the sum over its rows of the products of a row of y [M, N] and one
-// of x [M, K]. Types and offsets as above.
+// The gradient of weights [E, N, K]: for each of `groups` groups, y^T x over its rows of y [M, N] and x [M, K]. Types and offsets
+// as above.
 mx::array grouped_gradient(const mx::array& x, const mx::array& y, const mx::array& offsets, int groups, const mx::Stream& stream);
 
-// The same with zeros behind it along an axis, up to a multiple of 8: what the kernels read of 16-bit numbers at once. Of K only
-// the gradients of results of other widths need it.
+// The same, padded with zeros along an axis up to a multiple of 8: the vectors that kernels read of 16-bit numbers. Only the
+// gradients of results of other widths need it for K.
 mx::array in_units(const mx::array& in, int axis, const mx::Stream& stream);
 
 // Where the rows of each of `groups` groups begin and the last one's end, int32 [groups + 1], from rising uint32 indices [rows].
 mx::array expert_offsets(const mx::array& sorted_indices, int groups, const mx::Stream& stream);
 
-// The products [P, M, N] of pairs of a matrix of x [B, M, K] and one of w, as above: pair p has matrices lhs[p] and rhs[p], uint32
-// [P]; without lhs, each of x in turn has P / B of them. `sorted`: rhs rises. Indices that are too large give zeros, or in lhs the
-// last matrix. Types as above, and no dimension is 0.
+// The matmuls [P, M, N] of pairs of a matrix of x [B, M, K] and one of w, as above: pair p has matrices lhs[p] and rhs[p], uint32
+// [P]; without lhs, each matrix of x in turn has P / B pairs. `sorted`: rhs is ascending. Indices that are too large give zeros,
+// or in lhs the last matrix. Types as above, and no dimension is 0.
 mx::array gather_mm(
     const mx::array& x,
     const mx::array& w,
@@ -40,8 +40,8 @@ mx::array gather_mm(
     bool sorted,
     const mx::Stream& stream);
 
-// The matrices of an array that `gather_mm` has made of rows, and which one each row goes to; nothing for any other array. x is one
-// row, or has a row for each index.
+// The matrices of an array that `gather_mm` has made of rows, and each row's matrix; none for any other array. x is one row, or
+// has a row for each index.
 struct GatheredRows {
   mx::array w;
   bool transpose;

@@ -1,5 +1,4 @@
-// What grouped products and their gradient on Hopper have in common: the ring of shared memory through which both operands pass
-// from those that copy to those that multiply, and how these write what they have summed.
+// Common parts of grouped GEMMs and their gradient on Hopper: the pipeline stages of both operands, and the epilogue.
 #pragma once
 
 #include "device/ptx.cuh"
@@ -16,7 +15,7 @@ struct Ring {
   static constexpr GroupedSm90Tile kTile{Columns, Stages};
   static constexpr int kRowBytes = GroupedSm90Tile::kRowBytes;
   static constexpr int kWeightBytes = kTile.weight_bytes();
-  static_assert(kTile.shared_bytes() <= 227 * 1024);  // what a block on Hopper may have
+  static_assert(kTile.shared_bytes() <= 227 * 1024);  // the limit of a block on Hopper
 
   char* rows;
   char* weights;

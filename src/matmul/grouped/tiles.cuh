@@ -1,4 +1,4 @@
-// How the tiles of a grouped product are found on the GPU, from offsets that the host does not know, and how they are written.
+// The tile scheduler of grouped GEMMs on the GPU, from offsets that the host does not know, and the output of tiles.
 #pragma once
 
 #include "matmul/grouped/params.h"
@@ -8,7 +8,7 @@
 
 namespace mlx_cuda {
 
-// What an offset says, held to the rows that there are; 0 where there is none.
+// An offset, clamped to the number of rows; 0 without offsets.
 __device__ inline int group_bound(const int* offsets, int at, int rows) {
   return at < 0 ? 0 : min(max(offsets[at], 0), rows);
 }
@@ -27,7 +27,7 @@ class GroupWalk {
  public:
   __device__ explicit GroupWalk(const GroupedParams& p) : p_(p), column_tiles_((p.columns + TileColumns - 1) / TileColumns) {}
 
-  // Whether there is a tile of this number. All lanes of the warp ask together, for ascending numbers.
+  // Whether there is a tile of this number. All lanes of the warp call it together, for ascending numbers.
   __device__ bool find(int index, GroupTile& tile) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     while (chunk_ < p_.count + 2) {
@@ -69,8 +69,7 @@ class GroupWalk {
     return group_bound(p_.offsets, p_.first + min(max(i, 1), p_.count + 1) - 2 + p_.has_begin, p_.rows);
   }
 
-  // Tiles that run at the same time share rows and weights in the L2 cache: bands of 16 tiles of rows, all columns of a band in
-  // turn.
+  // Tiles that run at the same time share rows and weights in the L2 cache: bands of 16 tiles of rows, column by column.
   __device__ void place(int index, int row_tiles, int begin, GroupTile& tile) const {
     constexpr int kBand = 16;
     const int band = index / (kBand * column_tiles_) * kBand;

@@ -1,7 +1,7 @@
-// Grouped products on Hopper: parts of x on their way into the ring, and the warpgroups that multiply.
+// Grouped GEMM on Hopper: loads of x into the stages, and the consumer warpgroups.
 //
-// Two warpgroups have 64 rows each of a tile of 128. What is behind the end of a tile's group is not written (it is another
-// group's, zeros, or left over), and a warpgroup that has no other rows computes nothing.
+// Two warpgroups have 64 rows each of a tile of 128. Rows after the end of a tile's group are not written (they are another
+// group's, zeros, or garbage), and a warpgroup without valid rows computes nothing.
 #pragma once
 
 #include "device/ptx.cuh"

@@ -9,7 +9,7 @@ namespace mlx_cuda {
 
 namespace {
 
-// The strides of a dense array [..., rows, columns], or of one whose columns lie one after another.
+// The strides of a dense array [..., rows, columns], or of one that is column-major.
 mx::Strides dense_strides(mx::Shape shape, bool columns) {
   const std::size_t last = shape.size() - 1;
   if (columns) {

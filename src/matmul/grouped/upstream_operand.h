@@ -15,15 +15,15 @@
 
 namespace mlx_cuda {
 
-// Row after row, or column after column: as the array lies, or in a copy.
+// Row-major or column-major: the array itself, or a copy.
 enum class OperandLayout { rows, columns, copied_rows, copied_columns };
 
-// Which of them MLX's gather_mm reads right, of a stack [..., rows, columns] at an address. Weights are the right operand, which
-// may lie column after column; both are read right by the kernel of the result and by that of the gradient, whose K is this one's
-// N.
+// Which layouts MLX's gather_mm reads correctly, of a stack [..., rows, columns] at an address. Weights are the right operand,
+// which may be column-major; they must be read correctly by the kernel of the result and by that of the gradient, whose K is this
+// one's N.
 OperandLayout layout_for_upstream(const mx::Shape& shape, const mx::Strides& strides, std::uintptr_t address, bool weights);
 
-// The same matrices, in such a layout once they are evaluated. The gradient of what are no weights is brought into one as well.
+// The same matrices, in such a layout once they are evaluated. The gradient of operands that are no weights gets one as well.
 mx::array upstream_operand(const mx::array& in, bool weights, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

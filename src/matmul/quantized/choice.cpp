@@ -19,7 +19,7 @@ constexpr int kUpstreamAlignment = 16;  // bytes
 constexpr int kFewestSm90Rows = 17;
 constexpr int kFewestSm90RowsOfOtherBits = 9;
 
-// Where the kernel for pairs is faster than that for few rows.
+// Where the kernel for pairs is faster than small-M GEMM.
 constexpr int kLeastMoeInner = 768;
 constexpr int kMostMoeInner = 4096;
 constexpr int kFullMoeInner = 2048;  // from which on there have to be as many tiles as blocks

@@ -1,4 +1,4 @@
-// The kernels of small-M GEMM with quantised weights: which of them computes a call, and their nodes.
+// The kernels of small-M GEMM with quantized weights: the choice of one for a call, and their nodes.
 #pragma once
 
 #include "matmul/quantized/weights.h"
@@ -26,9 +26,9 @@ struct SmallMKernel {
   std::string name = {};
 };
 
-// The one that computes x @ w^T, or without `transpose` x @ w, where the operands lie as they do; what is not evaluated yet counts
-// as lying row after row. `pairs`: how many products of a matrix of x and one of w, where indices name them. `small`: MLX's, where
-// it reads them.
+// The kernel for x @ w^T, or without `transpose` x @ w, with the operands' layouts; arrays that are not evaluated count as
+// row-contiguous. `pairs`: the number of matmuls of a matrix of x and one of w, if there are indices. `small`: MLX's kernel, if
+// it can read the operands.
 SmallMKernel choose_small_m(
     const mx::array& x, const QuantizedWeights& weights, std::optional<int> pairs, bool transpose, bool small);
 

@@ -15,7 +15,7 @@ KernelModule kernels("dequantize");
 constexpr auto kKernels =
     std::to_array<KernelRow<std::string_view, std::string_view>>({MLX_CUDA_DEQUANTIZE_KERNELS(MLX_CUDA_FORMAT_ROW)});
 
-// Inputs: the weights. Beside these it has the dtype of its result.
+// Inputs: the weights. Its state has also the dtype of its result.
 class Dequantize final : public Stateful<std::pair<WeightedState, mx::Dtype>> {
  public:
   using Stateful::Stateful;

@@ -1,5 +1,5 @@
-// out = the values of packed weights. Each thread takes a few pieces of 8 values far apart, so that the accesses of a warp lie side
-// by side. Groups and rows are whole numbers of pieces, and rows follow one another: the pieces of an expert are one long row.
+// out = dequantized weights. Each thread processes a few pieces of 8 values far apart, so that the accesses of a warp are
+// coalesced. Groups and rows are whole numbers of pieces, and rows are adjacent: the pieces of an expert are one long row.
 #include "device/types.cuh"
 #include "matmul/quantized/kernels.h"
 #include "matmul/quantized/params.h"

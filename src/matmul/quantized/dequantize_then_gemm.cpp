@@ -13,14 +13,14 @@ namespace mlx_cuda {
 
 namespace {
 
-// Bytes of dequantised values that are there at a time.
+// Bytes of dequantized weights per tile.
 std::int64_t most_bytes() {
   constexpr std::int64_t most = std::int64_t{128} << 20;
   constexpr std::int64_t share = 256;  // of the GPU's memory
   return std::min(most, device_memory() / share);
 }
 
-constexpr std::int64_t kPartRows = 256;  // a part of a matrix has a multiple of these, so that tiles of products fit
+constexpr std::int64_t kPartRows = 256;  // a tile's number of rows is a multiple of this, for the tiles of the GEMM
 
 // Inputs: x and the weights.
 class DequantizeThenGemm final : public Stateful<WeightedState> {
@@ -65,7 +65,7 @@ class DequantizeThenGemm final : public Stateful<WeightedState> {
         .out_stride = transpose ? all : inner,
         .w_transposed = !transpose,
     };
-    // Each row of w is a column of the result, so parts of w are products of their own. What is summed over is not divided.
+    // Each row of w is a column of the result, so tiles of w are separate GEMMs. K is not split.
     const std::int64_t row_bytes = std::int64_t{inner} * static_cast<std::int64_t>(out.itemsize());
     const std::int64_t most = std::max(most_bytes() / row_bytes / kPartRows * kPartRows, kPartRows);
     const auto part = static_cast<int>(transpose ? std::min<std::int64_t>(all, most) : all);
@@ -84,7 +84,7 @@ class DequantizeThenGemm final : public Stateful<WeightedState> {
       };
       const auto ready = prepare_matmul(problem, pointers, encoder, stream());
       if (!ready) {
-        throw Unavailable("[quantized_matmul] cuBLASLt has no algorithm for this product.");
+        throw Unavailable("[quantized_matmul] cuBLASLt has no algorithm for this GEMM.");
       }
       KernelNode node(encoder);
       node.reads(x);

@@ -1,4 +1,4 @@
-// The nodes of the kernels of few rows.
+// The nodes of the small-M kernels.
 #include "matmul/quantized/choice.h"
 #include "matmul/quantized/kernels.h"
 #include "runtime/device_code.h"
@@ -23,7 +23,7 @@ constexpr auto kMergeKernels = std::to_array<KernelRow<std::string_view>>({MLX_C
 constexpr auto kOrderKernels =
     std::to_array<KernelRow<std::string_view>>({MLX_CUDA_QUANTIZED_SM90_KERNELS(MLX_CUDA_ORDER_ROW, MLX_CUDA_NO_ROW)});
 
-// What all kernels are told.
+// Parameters of all kernels.
 void describe(const SmallMCall& call, QuantizedGemmParams& params) {
   const auto& [kernel, x, in, lhs, rhs, out, transpose, rows, batches, encoder, stream] = call;
   set_weights(params, in);
@@ -96,12 +96,12 @@ int ranges_of_a_block(std::int64_t blocks, int ranges, std::int64_t results) {
   return best;
 }
 
-constexpr int kMostShared = 32 << 10;  // bytes of a block: with more, what is left of the first cache is too small for the scales
+constexpr int kMostShared = 32 << 10;  // bytes of a block: with more, the L1 cache is too small for the scales
 constexpr int kBatchRows = 4;
 constexpr int kFewestShared = 9;         // pairs: the experts of one token are different
-constexpr double kMostDifferent = 0.92;  // experts, of the pairs: with more, finding the others costs what it saves
+constexpr double kMostDifferent = 0.92;  // experts, of the pairs: with more, grouping costs more than it saves
 
-constexpr int kLargeShared = 160 << 10;  // bytes of shared memory, from which on 16 warps have room
+constexpr int kLargeShared = 160 << 10;  // bytes of shared memory, from which on 16 warps fit
 
 struct SmallMPlan {
   SmallMParams params{};
@@ -128,7 +128,7 @@ void divide_work(SmallMPlan& plan, const SmallMCall& call) {
 
   const std::int64_t row_tiles = static_cast<std::int64_t>(params.row_blocks) * call.batches;
   const bool many_tiles = plan.column_tiles * row_tiles * splits >= 2 * processors;
-  // Fewer, longer blocks, which end later alone and sooner beside others.
+  // Fewer, longer blocks: slower alone, faster next to other kernels.
   const bool longer = one_tile && call.in.weights.bits == 4 && call.batches == 1;
   const int inner_warps = four_tiles ? 2 : many_tiles ? (longer ? 2 : 4) : warps;
   if (four_tiles) {  // x is shared by many rows of w, which few columns leave some multiprocessors without

@@ -1,4 +1,4 @@
-// Packed values on their way to the tensor cores: read from memory, and times their scales.
+// Dequantization for tensor cores: packed values from memory, times their scales.
 #pragma once
 
 #include "device/ptx.cuh"
@@ -16,8 +16,8 @@ __device__ inline void load_chunk(unsigned (&chunk)[Words], const char* from) {
 }
 
 // ------------------------------------------------------------------------------------------------------------------------ order
-// Which of a chunk's values are pairs is free, as long as x lies in the same order. Values of 3, 5 and 6 bits do not lie alike in
-// both halves of a word, but values 15 to 18 bits apart nearly do: a window of 32 bits of the chunk, as a ring, has one (with 3
+// Any permutation of a chunk's values works if x has the same. Values of 3, 5 and 6 bits have different positions in both halves
+// of a word, but values 15 to 18 bits apart have nearly the same: a window of 32 bits of the chunk, as a ring, has one (with 3
 // bits two adjacent ones) in the lowest bits of each half, where `Factors` can multiply them.
 template <typename Format>
 constexpr bool kWindows = Format::kBiased && (Format::kBits == 3 || Format::kBits == 5 || Format::kBits == 6);
@@ -30,7 +30,7 @@ constexpr int kFactorsApart = kFp4<Format> ? 4 : kApart<Format>;
 template <int Bits>
 struct Window {
   static constexpr int kLow = Bits == 5 ? 1 : 0;   // the bit of the lower half where its value begins
-  static constexpr int kHigh = Bits == 5 ? 0 : 2;  // likewise of the upper half
+  static constexpr int kHigh = Bits == 5 ? 0 : 2;  // of the upper half
   static constexpr int kPairs = Bits == 3 ? 2 : 1;
   static constexpr unsigned kMask = ((1u << Bits) - 1) << kLow | ((1u << Bits) - 1) << (16 + kHigh);
 
@@ -50,7 +50,7 @@ __device__ inline unsigned for_piece_before(const uint4& v) {
   return Format::kBits == 3 ? v.y : v.x;
 }
 
-// 8 values of x as the pairs that `Factors` gives, and what the next piece has for this one.
+// 8 values of x as the pairs of `Factors`, and the part of the next piece for this one.
 template <typename Format>
 __device__ inline uint4 order_pairs(const uint4& v, unsigned next) {
   if constexpr (kWindows<Format> && Format::kBits == 3) {
@@ -86,8 +86,8 @@ __device__ inline uint4 order_pairs(const uint4& v) {
 // ---------------------------------------------------------------------------------------------------------------------- weights
 // The weights that a tensor core gets, from 8 packed values and the scale of their group.
 //
-// bfloat16 has room to spare in its exponent. Bits 0 to 7 of a number that has no others are an integer times 2^-133: those of 128
-// and more have an exponent of 1, which has the unit of the subnormal numbers. So integers are multiplied where they lie, by a
+// bfloat16 has a larger exponent than needed. Bits 0 to 7 of a number without others are an integer times 2^-133: those of 128
+// and more have an exponent of 1, which has the unit of the subnormal numbers. So integers are multiplied without a shift, by a
 // scale with 2^97 in it, and e4m3 by one with 2^84 (the difference of the exponents' biases is 120), and the results are 2^36 too
 // small. e2m1 (a difference of 126) has 2^66 and 2^60.
 template <typename T>
@@ -116,7 +116,7 @@ __device__ inline unsigned scaled_pair(unsigned pair, __half) {
   return pair;
 }
 
-// e2m1 of 4 bits from bit `at` on of both halves: a product puts the sign and the magnitude where they belong at once.
+// e2m1 of 4 bits from bit `at` on of both halves: one multiplication puts the sign and the magnitude into position.
 __device__ inline unsigned fp4_pair(unsigned word, int at, __nv_bfloat16) {
   return (word & (0x000f000fu << at)) * ((1u << 12 | 1u << 6) >> at) & 0x81c081c0u;  // 2^126 too small
 }
@@ -177,7 +177,7 @@ struct Factors {
       split_piece<bits>(piece, half);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // Two pairs lie in each half; with 2 bits and fewer all four in the first.
+        // Each half has two pairs; with 2 bits and fewer, the first has all four.
         const unsigned from = places >= 4 ? half[0] : half[i / 2];
         const int at = (places >= 4 ? i : i % 2) * bits;
         to[i] = raised(from & (mask << at), at, at);
@@ -194,7 +194,7 @@ struct Factors {
     return as_bits(__hfma2(as_pair<T>(integers), scale, as_pair<T>(second)));
   }
 
-  // Integers that lie `at` bits over the window's places.
+  // Integers that are `at` bits above the window's positions.
   template <typename In>
   __device__ unsigned in_window(unsigned window, int at) const {
     const int low = In::kLow + at;

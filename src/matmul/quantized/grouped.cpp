@@ -1,4 +1,4 @@
-// Grouped GEMM with quantised weights.
+// Grouped GEMM with quantized weights.
 #include "matmul/grouped/params.h"
 #include "matmul/grouped/plan.h"
 #include "matmul/grouped/primitive.h"
@@ -22,7 +22,8 @@ KernelModule kernels("grouped_quantized_sm90");
 constexpr auto kKernels =
     std::to_array<KernelRow<std::string_view, std::string_view>>({MLX_CUDA_GROUPED_QUANTIZED_KERNELS(MLX_CUDA_FORMAT_ROW)});
 
-// Whether a kernel takes these transposed weights [groups, columns, inner] on this GPU as they are, for x of 16-bit floats.
+// Whether a kernel supports these transposed weights [groups, columns, inner] on this GPU without dequantizing them first, for x
+// of 16-bit floats.
 bool can_unpack(const QuantizedWeights& weights) {
   return is_hopper() && weights.inner() % GroupedSm90Tile::kDepth == 0;
 }

@@ -1,8 +1,8 @@
-// Grouped GEMM with quantised weights on Hopper: as in grouped_sm90.cu, but the producers are a whole warpgroup, which
-// unpacks the weights of a part into the ring.
+// Grouped GEMM with quantized weights on Hopper: as grouped_sm90.cu, but the producers are a whole warpgroup, which dequantizes
+// the weights of a part into the stages.
 //
-// Each producer has a pair of half rows of the packed weights, which it has copied itself, a few steps before, from global memory
-// to its own places in shared memory: nobody waits for another there.
+// Each producer has a pair of half rows of the packed weights, which it has loaded itself, a few steps before, from global to
+// shared memory: no other thread reads them, so it waits for none.
 #include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "matmul/grouped/tiles_sm90.cuh"
@@ -48,7 +48,7 @@ __device__ inline int half_of() {
   return static_cast<int>(threadIdx.x) % 2;
 }
 
-// Copies the packed weights of one step after the other, of all tiles.
+// Loads the packed weights of one step after the other, of all tiles.
 template <typename Format>
 class Ahead {
  public:
@@ -79,7 +79,7 @@ class Ahead {
   }
 
  private:
-  // What has no weights is not multiplied.
+  // Tiles without weights are skipped.
   __device__ void begin_tile() {
     GroupTile tile;
     step_ = 0;
@@ -167,7 +167,7 @@ struct StepWords {
   }
 };
 
-// To a part of the ring: rows of 128 bytes, swizzled as the copy engine does.
+// To a stage: rows of 128 bytes, with TMA's swizzle.
 template <typename Format, typename T>
 __device__ inline void unpack_step(const StepWords<Format>& step, StepScales<Format, T>& scales, char* part) {
   constexpr int scales_of_unit = StepScales<Format, T>::kOfUnit;

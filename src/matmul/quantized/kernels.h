@@ -42,8 +42,8 @@
 #define MLX_CUDA_QUANTIZED_MERGE_KERNELS(EACH) \
   EACH(quantized_merge_float32, float32) EACH(quantized_merge_float16, float16) EACH(quantized_merge_bfloat16, bfloat16)
 
-// quantized_small_m.cu. EACH(name, dtype, format, tiles of 8 rows); in place of NOT_SM90's, Hopper has quantized_sm90.cu for more
-// rows, and sooner for 2, 3, 5 and 6 bits.
+// quantized_small_m.cu. EACH(name, dtype, format, tiles of 8 rows). NOT_SM90's are not compiled for Hopper, which uses
+// quantized_sm90.cu for more rows, and for 2, 3, 5 and 6 bits sooner.
 #define MLX_CUDA_SMALL_M_KERNELS(EACH, NOT_SM90)                \
   MLX_CUDA_SMALL_M_OF_FORMAT(EACH, NOT_SM90, NOT_SM90, affine2) \
   MLX_CUDA_SMALL_M_OF_FORMAT(EACH, NOT_SM90, NOT_SM90, affine3) \

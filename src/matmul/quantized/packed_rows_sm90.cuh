@@ -1,5 +1,5 @@
 // Packed weights on their way through shared memory to the threads of a warp that unpack them (quantized_sm90.cu): 16 rows of w,
-// part by part, of which `Depth` have room.
+// part by part, in `Depth` stages.
 #pragma once
 
 #include "device/ptx.cuh"
@@ -8,7 +8,7 @@
 
 namespace mlx_cuda {
 
-// What a thread has of a row and part.
+// A thread's part of a row and part.
 template <typename Format>
 struct ThreadPart {
   static constexpr int kChunks = QuantizedSm90::kPart / 4 / kChunk<Format>;
@@ -34,7 +34,7 @@ class Slots {
   int at_ = 0;
 };
 
-// Each thread copies its own chunks, and nobody waits for another.
+// Each thread loads its own chunks, and waits for no other.
 template <typename Format, int Depth>
 class OwnChunks {
   using Part = ThreadPart<Format>;
@@ -49,7 +49,7 @@ class OwnChunks {
     rows_[1] = w + min(row + 8, p.columns - 1) * p.row_bytes;
   }
 
-  // Copies the next part, if there is one, to the place of the one `Depth` before.
+  // Loads the next part, if there is one, into the stage of the one `Depth` before.
   __device__ void copy_next() {
     if (next_ < there_) {
       unsigned to = shared_address(mine_) + *to_;
@@ -57,7 +57,7 @@ class OwnChunks {
       for (int r = 0; r < 2; ++r) {
 #pragma unroll
         for (int c = 0; c < Part::kChunks; ++c) {
-          // What is not there has scales of zero, or its x is.
+          // Out of bounds, the scales or x are zero.
           const int chunk = c * 4 + static_cast<int>(threadIdx.x) % 4;
           const unsigned value = min(next_ + chunk * kChunk<Format>, there_ - kChunk<Format>);
           const char* from = rows_[r] + value / 8 * Format::kBits;
@@ -106,7 +106,7 @@ template <typename Format, int Depth>
 class WarpPieces {
   using Part = ThreadPart<Format>;
   static constexpr int kPieces = Format::kBits;             // of a row and part
-  static constexpr int kRowBytes = kPieces * 16;            // likewise
+  static constexpr int kRowBytes = kPieces * 16;            // of biases too
   static constexpr int kCopies = (16 * kPieces + 31) / 32;  // of each lane
   static_assert(Part::kChunks == 1);
 
@@ -125,7 +125,7 @@ class WarpPieces {
     }
   }
 
-  // Copies the next part, if there is one, to the place of the one `Depth` before, of which all lanes have read theirs.
+  // Loads the next part, if there is one, into the stage of the one `Depth` before, which all lanes have read.
   __device__ void copy_next() {
     if (next_ < bytes_) {
       copy(shared_address(slots_) + *to_);
@@ -159,7 +159,7 @@ class WarpPieces {
     return w_ + min(first_ + i, last_) * row_bytes_;
   }
 
-  // What is not there has scales of zero, or its x is.
+  // Out of bounds, the scales or x are zero.
   __device__ void copy(unsigned to) const {
     if (whole_) {
 #pragma unroll

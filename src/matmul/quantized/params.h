@@ -1,9 +1,9 @@
-// What the kernels of quantised weights take by value, and how they divide their work and their shared memory.
+// Parameters of the kernels with quantized weights, and how they divide their work and their shared memory.
 #pragma once
 
 namespace mlx_cuda {
 
-// Bytes on which rows lie for kernels that read chunks of 32 values or 16 bytes, or pieces of 8 values.
+// Alignments of rows for kernels that read chunks of 32 values or 16 bytes, or pieces of 8 values.
 constexpr int chunk_alignment(int bits) {
   return bits % 4 == 0 ? 16 : bits % 2 == 0 ? 8 : 4;
 }
@@ -11,15 +11,15 @@ constexpr int piece_alignment(int bits) {
   return bits == 8 ? 8 : 4;
 }
 
-// out = x @ w^T, or x @ w. Distances of x are in elements, those of w and of its scales in bytes. The kernels' own parameters
-// derive from this; its size is a multiple of 8, so that every compiler puts them at the same place behind it.
+// out = x @ w^T, or x @ w. Strides of x are in elements, those of w and of its scales in bytes. The kernels' own parameters
+// derive from this; its size is a multiple of 8, so that every compiler has them at the same offset.
 struct QuantizedGemmParams {
   const void* x;             // [matrices, rows, inner]
-  const void* w;             // packed [experts, columns, inner], or [experts, inner, columns]
+  const void* w;             // quantized [experts, columns, inner], or [experts, inner, columns]
   const void* scales;        // the same with a number for each group of the last
   const void* biases;        // the same, or null
   const unsigned* x_index;   // which matrix of x each batch takes, one after the last being the last; null: its own number
-  const unsigned* w_index;   // which expert, likewise; null: its own number
+  const unsigned* w_index;   // each row's expert; null: its own number
   void* out;                 // [batches, rows, columns]
   float* partial;            // the sums of each split, or null: one split
   long long x_distance;      // from one matrix of x to the next
@@ -48,7 +48,7 @@ struct SplitKParams : QuantizedGemmParams {
 };
 
 // ------------------------------------------------------------------- few rows of x (quantized_small_m.cu, quantized_plain.cu)
-// What a warp of the tensor core kernels computes at a time (quantized_small_m.cu, quantized_moe_sm90.cu).
+// A warp tile of the tensor core kernels (quantized_small_m.cu, quantized_moe_sm90.cu).
 struct SmallMTile {
   static constexpr int kRows = 32;                                 // of w
   static constexpr int kSlice = QuantizedGemmParams::kScaleRange;  // of inner
@@ -62,7 +62,7 @@ struct SmallMParams : SplitKParams {
   int inner_warps;  // warps that share rows of w and have different slices
 
   static constexpr int kMostThreads = 512;  // of a block
-  static constexpr int kMostRowWarps = 8;   // each has a barrier, of which a block has 15 beside its own
+  static constexpr int kMostRowWarps = 8;   // each has a barrier; a block has 15 besides barrier 0
   static constexpr int kChunk = 32;         // values, of which inner is a multiple
 
   // x and, for each warp, its scales and its sums of `rows` rows; x has `x_rows` of them.
@@ -80,13 +80,13 @@ struct PlainKernel {
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kRows = 4;                                   // of x, of a block
   static constexpr int kColumns = 32 * 8;                           // of the result, of a block
-  static constexpr int kWarpColumns = 4;                            // likewise of a warp with w transposed
+  static constexpr int kWarpColumns = 4;                            // of a warp with w transposed
   static constexpr int kTransposedColumns = kWarps * kWarpColumns;  // and of a block
 };
 
 // ---------------------------------------------------------- rows and the experts that they name, on Hopper (quantized_moe_sm90.cu)
-// The pairs of a batch, as many as a product has columns: their rows of x, where their results begin if the batch's first tile has
-// that number, and how many there are.
+// The pairs of a batch, at most as many as an MMA has columns: their rows of x, the start of their results if the batch's first
+// tile has that number, and how many there are.
 struct MoeBatch {
   unsigned x_rows[8];
   unsigned results[8];
@@ -94,12 +94,11 @@ struct MoeBatch {
   int unused[3];
 };
 
-// A product is one row of x times one expert: a pair. columns is a multiple of a tile's rows, inner of a slice, and scales are
-// wide.
+// A pair is one row of x and one expert. columns is a multiple of a tile's rows, inner of a slice, and scales are wide.
 struct MoeParams : QuantizedGemmParams {
   int row_scales;  // bytes of a row's scales
   int pairs;       // kMostPairs at most
-  int batch_rows;  // most pairs of one expert that are columns of one product, a batch
+  int batch_rows;  // most pairs of one expert in one GEMM, a batch
 
   static constexpr int kMostPairs = 64;
   static constexpr int kBlocks = 4;                       // on a multiprocessor
@@ -118,7 +117,7 @@ struct MoeParams : QuantizedGemmParams {
 // ------------------------------------------------------------------------ some rows of x, on Hopper (quantized_sm90.cu)
 // out = x @ w^T; `partial` is [batches, row blocks, tiles of columns, splits, block rows, columns of a tile].
 struct QuantizedSm90Params : SplitKParams {
-  void* ordered;      // x as products read it
+  void* ordered;      // x in the order of the MMA
   unsigned* arrived;  // splits that have written theirs, of each result of a block; unused with one
   int results;        // of blocks
 };
@@ -127,7 +126,7 @@ struct QuantizedSm90 {
   static constexpr int kConsumers = 2;               // warpgroups, each with 64 rows of w
   static constexpr int kTileRows = kConsumers * 64;  // of w, of a block
   static constexpr int kThreads = (kConsumers + 1) * 128;
-  static constexpr int kPart = 128;        // of inner: what is copied and multiplied at once
+  static constexpr int kPart = 128;        // of inner: K of a stage
   static constexpr int kRange = 256;       // of inner: what blocks share begins at multiples of this
   static constexpr int kScaleParts = 4;    // whose scales a warp loads at once
   static constexpr int kScaleStride = 20;  // words of a row's scales of these (16 at most): 8 rows in different banks
@@ -154,7 +153,7 @@ struct QuantizedSm90 {
 };
 
 // ----------------------------------------------------------------------------------------- values (dequantize.cu)
-// Distances of the packed weights and the scales in bytes, of the result in elements.
+// Strides of the packed weights and the scales in bytes, of the result in elements.
 struct DequantizeParams {
   const void* w;
   const void* scales;

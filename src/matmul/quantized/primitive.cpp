@@ -1,4 +1,4 @@
-// Small-M GEMM with quantised weights, by the kernels of kernels.h.
+// Small-M GEMM with quantized weights, by the kernels of kernels.h.
 #include "matmul/grouped/primitive.h"
 #include "matmul/quantized/choice.h"
 #include "matmul/quantized/quantized.h"
@@ -13,7 +13,7 @@ namespace mlx_cuda {
 
 namespace {
 
-constexpr int kGroupedMultiple = 8;  // of what products of groups are summed over
+constexpr int kGroupedMultiple = 8;  // K of a grouped GEMM is a multiple of this
 constexpr int kUpstreamTile = 64;    // MLX's kernels sum floats of 4 and 8 bits over multiples of this
 
 // Inputs: x, the weights, and where the state says so lhs and rhs.
@@ -45,7 +45,7 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
     return {shape};
   }
 
-  // That of x is the same product, of its tangent.
+  // The tangent of x: the same GEMM of its tangent.
   Arrays jvp(const Arrays& primals, const Arrays& tangents, const std::vector<int>& argnums) override {
     if (argnums != std::vector<int>{0}) {
       return Fused::jvp(primals, tangents, argnums);
@@ -55,7 +55,7 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
         tangents[0], state_.weights(primals), lhs, rhs, state_.transpose, upstream_ != nullptr, state_.sorted, queue())};
   }
 
-  // That of x is one more product, with w the other way round.
+  // The gradient of x: one more GEMM, with w transposed.
   Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums, const Arrays& outputs) override {
     Arrays gradients;
     for (const int argnum : argnums) {

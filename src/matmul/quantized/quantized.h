@@ -1,11 +1,11 @@
-// Weights as mx.quantize makes them: their values, and products with them.
+// Weights in the format of mx.quantize: dequantization, and matmuls with them.
 #pragma once
 
 #include "matmul/quantized/weights.h"
 
 namespace mlx_cuda {
 
-// Weights that `encode_dequantize` reads where they lie, so that copies add no nodes between those of their parts.
+// Weights that `encode_dequantize` reads without a copy, so that copies add no nodes between those of their tiles.
 QuantizedWeights dequantizable(const QuantizedWeights& weights, CommandEncoder& encoder, const mx::Stream& stream);
 
 // `size` of the matrices of dequantizable weights, or, where they are one, of its rows, from `first` on.
@@ -24,13 +24,13 @@ mx::array dequantize(const QuantizedWeights& weights, mx::Dtype dtype, const mx:
 // x @ w^T, or with `transpose` false x @ w, by kernels that read the weights once for each 32 rows (float16 and bfloat16 with
 // `transpose`, compute capability 8.0 and newer) or each 4 rows (otherwise).
 //
-// Without indices w is one matrix, and x [..., inner] has any number of rows. With rhs_indices, uint32, the result has their shape
-// and then [rows, columns]: each is the product of one matrix of x [..., rows, inner] and the matrix of w that the index names;
-// which one of x lhs_indices name, of the same shape, and without them it is their own number. `sorted`: rhs_indices rise. Nothing
-// is empty, 65535 products at most.
+// Without indices w is one matrix, and x [..., inner] has any number of rows. With rhs_indices, uint32, the result has their
+// shape and then [rows, columns]: each entry is one matrix of x [..., rows, inner] times the matrix of w that the index names;
+// lhs_indices of the same shape name that of x, and default to their own number. `sorted`: rhs_indices are ascending. Nothing is
+// empty, at most 65535 matmuls.
 //
-// `small`: there are no indices, and MLX's own kernel is called in place of these, where it reads what lies as it does. That is
-// known only when the call is evaluated: elsewhere MLX raises an error.
+// `small`: there are no indices, and MLX's own kernel is called instead, if it can read the operands. That is known only when the
+// call is evaluated: otherwise MLX raises an error.
 mx::array quantized_small_m(
     const mx::array& x,
     const QuantizedWeights& weights,
@@ -41,20 +41,20 @@ mx::array quantized_small_m(
     bool sorted,
     const mx::Stream& stream);
 
-// The weights of an array that `quantized_small_m` has made of rows and transposed matrices, and which matrix each row goes to
-// where there are several; nothing for any other array. Of several, x is one row, or has a row for each index.
+// The weights of an array that `quantized_small_m` has made of rows and transposed matrices, and each row's matrix if there are
+// several; none for any other array. With several, x is one row, or has a row for each index.
 struct RowWeights {
   QuantizedWeights weights;
   MaybeArray chosen;  // rhs_indices
 };
 std::optional<RowWeights> row_weights(const mx::array& out);
 
-// Many rows: x [..., inner] @ w^T, or with `transpose` false x @ w, where w is one matrix: its values and a product of cuBLASLt's.
-// x, and scales and biases where there are biases, are of one type, float16, bfloat16 or float32; nothing is empty.
+// Many rows: x [..., inner] @ w^T, or with `transpose` false x @ w, with one matrix w: dequantize, then a GEMM of cuBLASLt's. x,
+// and scales and biases if there are biases, are of one type, float16, bfloat16 or float32; nothing is empty.
 mx::array dequantize_then_gemm(const mx::array& x, const QuantizedWeights& weights, bool transpose, const mx::Stream& stream);
 
-// x [rows, inner], grouped, times the matrix of each row's group of w [groups, ..], as grouped_matmul: by a kernel that
-// unpacks the weights itself where there is one for them, else the values of the groups that have rows, and grouped products. x is
+// x [rows, inner], by group, times the matrix of each row's group of w [groups, ..], as grouped_matmul: by a kernel that
+// dequantizes the weights itself if there is one, otherwise the groups that have rows are dequantized for a grouped GEMM. x is
 // float16 or bfloat16, inner a multiple of 8; nothing but the rows is empty.
 mx::array grouped_quantized(
     const mx::array& x, const QuantizedWeights& weights, const mx::array& offsets, bool transpose, const mx::Stream& stream);

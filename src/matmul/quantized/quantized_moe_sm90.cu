@@ -1,9 +1,9 @@
-// Rows of x times the quantised experts that they name, as while decoding with a mixture of experts (MoE), in the tiles of
-// small_m_tile.cuh: up to 64 pairs of a row and an expert.
+// MoE GEMV: rows of x times the quantized experts that they name, as in decoding, in the tiles of small_m_tile.cuh: up to 64
+// pairs of a row and an expert.
 //
-// Pairs that name the same expert are columns of one product (a batch), so that its weights are read once. Every warp finds the
-// batches from the indices by itself. An item is a tile of a batch: the items are shared out evenly among the blocks, one after
-// another, so a block has x of one batch at a time and rarely goes on to the next.
+// Pairs of the same expert are columns of one MMA (a batch), so that its weights are read once. Every warp finds the batches from
+// the indices by itself. A work item is a tile of a batch: items are distributed evenly over the blocks, in order, so a block has
+// x of one batch at a time and rarely switches to the next.
 #include "device/types.cuh"
 #include "matmul/quantized/kernels.h"
 #include "matmul/quantized/params.h"
@@ -13,7 +13,7 @@ namespace mlx_cuda {
 
 [[maybe_unused]] constexpr int kTileRows = SmallMTile::kRows;
 [[maybe_unused]] constexpr int kSlice = SmallMTile::kSlice;
-[[maybe_unused]] constexpr int kRawScales = 512;     // bytes of a slice's scales as they lie in memory, and as many of its biases
+[[maybe_unused]] constexpr int kRawScales = 512;     // bytes of a slice's scales in memory, and as many of its biases
 [[maybe_unused]] constexpr unsigned kNoBatch = 255;  // leads none
 
 // The batches of a call. Each lane has two pairs: its own number, and 32 more.
@@ -117,7 +117,7 @@ class Batches {
   int lane_;
 };
 
-// What a block computes: items `first` to `last`, and how many tiles a batch has.
+// The work of a block: items `first` to `last`, and the tiles per batch.
 struct MoeItems {
   int tiles;
   int first;
@@ -180,7 +180,7 @@ __device__ inline void stage_rows(const MoeParams& p, const MoeShared& shared) {
   }
 }
 
-// Factors of 16 bits as they are stored, as the words of store_scales have them.
+// Stored 16-bit factors, in the words that store_scales expects.
 template <typename Format>
 __device__ inline void set_factors(Factors<Format, __nv_bfloat16>& to, unsigned scale, unsigned bias) {
   to.first = as_bits(__hmul2(as_pair<__nv_bfloat16>(scale * 0x10001u), as_pair<__nv_bfloat16>(0x70007000u)));  // 2^97
@@ -192,7 +192,7 @@ __device__ inline void set_factors(Factors<Format, __half>& to, unsigned scale, 
   to.second = bias * 0x10001u;
 }
 
-// A warp at its slices of the block's items: what it computes with, and what it loads meanwhile.
+// A warp at its slices of the block's items: current operands and prefetched ones.
 template <typename Steps>
 class MoeWarp {
   using Format = typename Steps::Format;
@@ -239,7 +239,7 @@ class MoeWarp {
     }
   }
 
-  // What the first slice begins with.
+  // The state at the start of the first slice.
   __device__ void load_first() {
     load_next_scales();
 #pragma unroll
@@ -248,7 +248,7 @@ class MoeWarp {
     }
   }
 
-  // x of the next batch, where the item is of that; nobody reads the last one's after the results of its last tile.
+  // Loads x of the next batch, if the item belongs to it; the last one's is not read after the results of its last tile.
   __device__ void stage_batch() {
     if (item_ == x_end_) {
       const int batch = item_ / items_.tiles;
@@ -274,8 +274,8 @@ class MoeWarp {
     }
   }
 
-  // The sums of the warps of an item, through shared memory, to the result. The next item has another part of it, so nobody has to
-  // wait until these are read.
+  // Reduces the sums of an item's warps through shared memory and writes the result. The next item uses another part of it, so no
+  // thread waits until these are read.
   __device__ void write_item() {
     share_nans<Format>(nans_);
     const int rows = shared_.batch->rows;
@@ -297,7 +297,7 @@ class MoeWarp {
     scales_ = static_cast<const char*>(p_.scales) + expert * p_.scale_distance + (row + lane_) * p_.row_scales;
   }
 
-  // Those of the next slice, a lane a row: as they are to the other part of shared memory, or to registers.
+  // Loads the scales of the next slice, a lane per row: to the other part of shared memory, or to registers.
   __device__ void load_next_scales() {
     const char* from = scales_ + static_cast<long long>(next_item_) * (kTileRows * p_.row_scales) + next_slice_ * scale_bytes_;
     if constexpr (Format::kBiased) {
@@ -333,7 +333,7 @@ class MoeWarp {
     __syncwarp();
   }
 
-  // The step after the next, of the next slice but for the first ones of four: rows g + 16 m and g + 16 m + 8.
+  // The step after the next; for the last steps of a slice, one of the next slice: rows g + 16 m and g + 16 m + 8.
   __device__ void load_ahead(int step, int m) {
     const bool same = step + 2 < Steps::kSteps;
     const int ahead = same ? step + 2 : step + 2 - Steps::kSteps;
@@ -425,10 +425,10 @@ class MoeWarp {
   int slices_;
   int scale_bytes_;  // of a slice of a row
   SmallMRow<Steps> x_;
-  int item_;  // what is computed
+  int item_;  // being computed
   int slice_;
   const char* w_;
-  int next_item_;  // what is loaded
+  int next_item_;  // being loaded
   int next_slice_;
   const char* next_w_;
   const char* scales_;
@@ -437,7 +437,7 @@ class MoeWarp {
   int result_part_ = 0;               // where the results are to be written
   typename Steps::Chunks chunks_[2];  // of two steps
   RowScales loaded_scales_;
-  float sums_[2][2][4] = {};  // of the even and the odd products of each 16 rows, which need not wait for one another
+  float sums_[2][2][4] = {};  // accumulators of even and odd MMAs of each 16 rows, which are independent
   unsigned nans_[4] = {};
 };
 

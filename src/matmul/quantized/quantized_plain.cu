@@ -1,5 +1,5 @@
-// Small-M GEMM with quantised w without tensor cores: those in float32, and those whose groups lie along the columns of
-// the result (w not transposed). Sums are float32. Each block takes up to `Rows` rows of x.
+// Small-M GEMM with quantized w without tensor cores: in float32, and with groups along the columns of the result (w not
+// transposed). It accumulates in float32. Each block has up to `Rows` rows of x.
 #include "device/reduce.cuh"
 #include "device/types.cuh"
 #include "matmul/quantized/batch.cuh"
@@ -66,7 +66,7 @@ __device__ inline void load_values(const T* from, float (&to)[8]) {
   }
 }
 
-// w transposed: each warp has four rows of w, its lanes have pieces of 8 values in turn.
+// w transposed: each warp has four rows of w, its lanes take turns at pieces of 8 values.
 template <typename Format, typename T, int Rows>
 __device__ inline void plain_transposed(const SplitKParams& p) {
   const int lane = threadIdx.x % 32;

@@ -1,10 +1,9 @@
-// out = x @ w^T of 17 and more rows of x and quantised w on Hopper, in products of warpgroups whose left operand is w, from
-// registers.
+// out = x @ w^T of 17 and more rows of x and quantized w on Hopper, by wgmma with w as the left operand, from registers.
 //
 // A tile is 64 rows of w for each consumer warpgroup, a part 128 values of each. As in small_m_tile.cuh, a thread has adjacent
-// values of a row (a chunk) and unpacks its own elements of the left operand; a warp copies its own to shared memory far ahead and
-// waits for no other. All blocks need x, so a kernel before puts it in the order that matches, part by part and as products read
-// it: 128 adjacent bytes of each row, their pieces of 16 bytes swapped. One thread of a block only has to copy it.
+// values of a row (a chunk) and unpacks its own elements of the left operand; a warp prefetches its own to shared memory and
+// waits for no other. All blocks need x, so an earlier kernel permutes it to match, part by part and in the layout of wgmma: 128
+// adjacent bytes of each row, their pieces of 16 bytes swizzled. So one thread of a block copies it.
 #include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "matmul/quantized/batch.cuh"
@@ -26,7 +25,7 @@ struct Shared {
   static constexpr int kDepth = kShape.depth();
   static constexpr int kStageBytes = kShape.stage_bytes();
   static constexpr int kSlotBytes = kShape.slot_bytes(Format::kBits);
-  static_assert(kShape.shared_bytes(Format::kBits) <= 227 * 1024);  // what a block on Hopper may have
+  static_assert(kShape.shared_bytes(Format::kBits) <= 227 * 1024);  // the limit of a block on Hopper
 
   unsigned char* x;
   unsigned char* slots;
@@ -65,7 +64,7 @@ __device__ inline long long ordered_place(const QuantizedSm90Params& p, int batc
   return before * parts_of(p.inner) * (kPart * 2);
 }
 
-// What a block computes.
+// The work of a block.
 struct Block {
   int batch;
   int split;
@@ -90,8 +89,8 @@ struct Block {
 };
 
 // ------------------------------------------------------------------------------------------------------------------------ x
-// A warp takes 8 rows of a part: each lane 8 adjacent values of the 4 chunks that the 4 threads of a row of w have, twice 8 pairs
-// of what one product sums over.
+// A warp permutes 8 rows of a part: each lane 8 adjacent values of the 4 chunks that the 4 threads of a row of w have, twice 8
+// pairs of the K of one wgmma.
 template <typename Format>
 __device__ inline void order(const QuantizedSm90Params& p) {
   const int groups = (p.rows + 7) / 8;
@@ -115,7 +114,7 @@ __device__ inline void order(const QuantizedSm90Params& p) {
   constexpr bool half = Format::kBits == 8;
   const int first = half ? line * 8 + piece : line * 2 + piece;
   constexpr int next = half ? 2 : 4;
-  const long long from_row = min(group * 8 + row, p.rows - 1);  // what is behind the last does not matter
+  const long long from_row = min(group * 8 + row, p.rows - 1);  // rows after the last are ignored
   const auto* x = static_cast<const unsigned short*>(p.x) + x_matrix(p, batch) * p.x_distance + from_row * p.x_row;
   uint4 pairs[4];
 #pragma unroll
@@ -288,7 +287,7 @@ __device__ inline void unpack_line(
   }
 }
 
-// Sums of the consumers to `results` [row of x][row of w] in the memory of x, as soon as nobody reads it.
+// Writes the consumers' sums to `results` [row of x][row of w] in the memory of x, when x is no longer read.
 template <typename Format, typename T, int Columns>
 __device__ inline void gather_sums(float* results, const float (&sums)[Columns / 2], const unsigned (&nans)[2], int thread) {
   const int lane = thread % 32;

@@ -1,7 +1,7 @@
-// out = x @ w^T of few rows of x and quantised w (small-M GEMM) in the tiles of small_m_tile.cuh.
+// out = x @ w^T of few rows of x and quantized w (small-M GEMM) in the tiles of small_m_tile.cuh.
 //
-// A block keeps its part of x and takes tile after tile. Its warps work on `row_warps` tiles at once; the `inner_warps` of a tile
-// take turns at its slices and add their sums at the end.
+// A block keeps its part of x and processes tile after tile. Its warps work on `row_warps` tiles at once; the `inner_warps` of a
+// tile take turns at its slices and add their sums at the end (split K).
 #include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "matmul/quantized/batch.cuh"
@@ -24,7 +24,7 @@ struct SmallMTraits : SmallMSteps<Format, T> {
   static constexpr int kVector = Format::kBits % 2 == 0 ? 4 : 2;  // words of these loads
 };
 
-// The part of the product that a block computes: some rows of x, a range of inner, and every `stride`-th tile.
+// The part of the GEMM that a block computes: some rows of x, a range of inner, and every `stride`-th tile.
 template <typename Traits>
 struct SmallMBlock {
   int split;
@@ -37,7 +37,7 @@ struct SmallMBlock {
   int slices;
   int tiles;
   int stride;
-  bool vectors;  // whether rows of w lie on Traits::kVector words
+  bool vectors;  // whether rows of w are aligned to Traits::kVector words
   const typename Traits::T* x;
   const char* w;
   long long scales;  // where its scales begin, and its biases, in bytes
@@ -87,7 +87,7 @@ __device__ inline void stage_x(unsigned char* to, const SmallMParams& p, const S
   }
 }
 
-// A warp at its slices of its tiles: what it computes with, and what it loads meanwhile.
+// A warp at its slices of its tiles: current operands and prefetched ones.
 template <typename Traits>
 class SmallMWarp {
   using Format = typename Traits::Format;
@@ -192,7 +192,7 @@ class SmallMWarp {
     sync_some(row_warp_ + 1, p_.inner_warps * 32);
   }
 
-  // The step after the next: of the next slice, but for the first ones of four.
+  // The step after the next; for the last steps of a slice, one of the next slice.
   __device__ void load_ahead(int step, bool loaded) {
     const bool same = step + 2 < Traits::kSteps;
     const int ahead = same ? step + 2 : step + 2 - Traits::kSteps;
@@ -207,7 +207,7 @@ class SmallMWarp {
         }
       }
     } else if ((loaded || !same) && tile < block_.tiles) {
-      // What is not there has scales of zero, or its x is.
+      // Out of bounds, the scales or x are zero.
       const int value =
           min((same ? slice_ : next_slice_) * kSlice + ahead * Traits::kStep + lane_ % 4 * Traits::kValues,
               block_.inner - Traits::kValues);
@@ -224,7 +224,7 @@ class SmallMWarp {
     return min(lane_ / 4 + 8 * r, p_.columns - 1 - tile * kTileRows);
   }
 
-  // What a row has of both steps from byte `at` on, as vectors where it lies on them: those of the first step only, or the others.
+  // A row's data of both steps from byte `at` on, as vectors if aligned: only that of the first step, or the rest.
   __device__ void load_adjacent_steps(int r, int step, const char* row, int at) {
     constexpr int vector = Traits::kVector;
     const int all = block_.inner / 8 * Traits::kBits;
@@ -334,10 +334,10 @@ class SmallMWarp {
   int row_warp_;
   SmallMRow<Traits> x_;
   unsigned* scales_;  // in shared memory, of the slice
-  float* results_;    // likewise, of the warps of the tile
-  int tile_;          // what is computed
+  float* results_;    // of the warps of the tile
+  int tile_;          // being computed
   int slice_;
-  int next_tile_;  // what is loaded
+  int next_tile_;  // being loaded
   int next_slice_;
   Chunks chunks_[2];  // of two steps
   RowScales loaded_scales_;
@@ -350,7 +350,7 @@ __device__ inline void small_m(const SmallMParams& p) {
   extern __shared__ __align__(128) unsigned char shared[];
   const SmallMBlock<Traits> block(p);
   SmallMWarp<Traits> warp(p, block, shared);
-  // The first turn only loads: what a turn computes with has been loaded in the one before.
+  // The first iteration only loads: each computes with the operands that the one before has loaded.
   for (bool loaded = false; warp.has_tile() || !loaded; loaded = true) {
     if (loaded) {
       warp.store_loaded_scales();

@@ -1,4 +1,5 @@
-// What the products with few rows of x share: chunks of packed values, where x lies for them, and the scales of rows of w.
+// Common parts of small-M GEMMs with quantized weights: chunks of packed values, the layout of x for them, and the scales of rows
+// of w.
 #pragma once
 
 #include "matmul/quantized/factors.cuh"
@@ -16,7 +17,7 @@ inline constexpr bool kTwoScales<Nvfp4> = true;
 template <typename Format>
 [[maybe_unused]] constexpr int kChunk = Format::kBits == 8 ? 16 : 32;
 
-// Where the 8 values `piece` (0 to 15) of 128 of a row of x lie: those that the lanes of a warp read at once in different banks.
+// The position of the 8 values `piece` (0 to 15) of 128 of a row of x: without bank conflicts between the lanes of a warp.
 template <typename Format>
 __device__ inline int x_place(int row, int piece) {
   constexpr int pieces = kChunk<Format> / 8;  // of a chunk
@@ -25,7 +26,7 @@ __device__ inline int x_place(int row, int piece) {
   return row * 256 + ((turn ^ (row & 1)) * 4 + thread) * 16;
 }
 
-// The scales of one row and slice as they lie in memory, up to 16 bytes each.
+// The stored scales of one row and slice, up to 16 bytes each.
 struct RowScales {
   unsigned scale[4];
   unsigned bias[4];
@@ -68,7 +69,7 @@ __device__ inline void load_scales(unsigned (&to)[4], const char* from, int byte
   }
 }
 
-// The factors of a chunk as a word, of the scale and bias, or one or two scales, that lie in `packed` as they do in memory.
+// The factors of a chunk as a word, of the scale and bias, or one or two scales, as stored in `packed`.
 template <typename Format, typename T>
 __device__ inline unsigned scale_word(unsigned packed) {
   if constexpr (Format::kBiased) {

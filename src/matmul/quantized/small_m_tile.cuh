@@ -1,8 +1,8 @@
-// Tiles of 32 rows of w as the left operand of tensor core products, a slice of 256 values of inner at a time.
+// Tiles of 32 rows of w as the left operand of MMAs, a slice of 256 values of inner at a time.
 //
-// In a step of a slice each thread of a warp has adjacent values (a chunk) of four rows, straight from global memory. Which value
-// of inner an element of a product stands for does not matter as long as both operands agree: what a thread unpacks is its own part
-// of the left operand, and x lies in shared memory in the order that matches.
+// In a step of a slice each thread of a warp has adjacent values (a chunk) of four rows, directly from global memory. Any
+// permutation of inner works as the k index as long as both operands agree: the values that a thread unpacks are its own part of
+// the left operand, and x in shared memory is permuted to match.
 #pragma once
 
 #include "matmul/quantized/params.h"
@@ -16,14 +16,14 @@ struct SmallMSteps {
   using T = TypeOf;
   static constexpr int kBits = Format::kBits;
   static constexpr int kValues = kChunk<Format>;       // of a chunk
-  static constexpr int kWords = kValues * kBits / 32;  // likewise
+  static constexpr int kWords = kValues * kBits / 32;  // words of a chunk
   static constexpr int kStep = 4 * kValues;            // values of a row in a step, which four threads share
   static constexpr int kSteps = SmallMTile::kSlice / kStep;
   using Chunks = unsigned[4][kWords];  // of rows g, g + 8, g + 16, g + 24, where g is the lane / 4
 };
 
-// Where a thread reads x [inner / 128][rows][128], as x_place has it: one row of each 8. Every row is a column of its own in the
-// results, so that it does not matter what the missing ones are.
+// The address from which a thread reads x [inner / 128][rows][128], as x_place: one row of each 8. Every row is a column of its
+// own in the results, so missing rows may have any values.
 template <typename Steps>
 class SmallMRow {
   using Format = typename Steps::Format;

@@ -1,6 +1,7 @@
-// MLX's quantised formats: how 8 packed values become floats.
+// MLX's quantized formats: 8 packed values to floats.
 //
-// A row is a stream of `kBits` bits a value, the lowest bits first. A piece is 8 values: 8 kBits bits at the start of two words.
+// A row is a stream of `kBits` bits per value, the lowest bits first. A piece is 8 values: 8 kBits bits at the start of two
+// words.
 #pragma once
 
 #include "device/mma.cuh"
@@ -40,7 +41,7 @@ using mxfp8 = Mxfp8;
 using nvfp4 = Nvfp4;
 }  // namespace formats
 
-// Piece j of some words that lie one after another.
+// Piece j of adjacent words.
 template <int Bits, int Words>
 __device__ inline uint2 piece_in(const unsigned (&words)[Words], int j) {
   auto from_bit = [&](int bit) {
@@ -185,7 +186,7 @@ __device__ inline void unpack(uint2 piece, unsigned (&pairs)[4]) {
   }
 }
 
-// Times their scale and plus their bias, both twice, as MLX computes them in T: one product and sum.
+// Values times their scale plus their bias, two at a time, as MLX computes them in T: one multiplication and one addition.
 template <typename T>
 __device__ inline void scale_pairs(unsigned (&pairs)[4], unsigned scale, unsigned bias) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Packed values as numbers of 16 bits in their order, bit for bit those of mx.dequantize.
+// Packed values as 16-bit numbers in their order, bit-identical to mx.dequantize.
 #pragma once
 
 #include "matmul/quantized/unpack.cuh"
@@ -28,7 +28,7 @@ struct GroupScale {
     }
   }
 
-  // Not done by `load`, so that what it reads may come later.
+  // Not part of `load`, so that its loads may arrive later.
   __device__ void expand() {
     if constexpr (Format::kBiased) {
       scale *= 0x10001u;
@@ -40,7 +40,7 @@ struct GroupScale {
   }
 };
 
-// Pairs of values that are `Apart` from each other, as `unpack` gives them, as pairs of neighbours.
+// Pairs of values that are `Apart` from each other, as `unpack` returns them, as pairs of adjacent values.
 template <int Apart>
 __device__ inline uint4 in_order(const unsigned (&pairs)[4]) {
   if constexpr (Apart == 1) {

@@ -15,7 +15,7 @@ namespace {
 // are the same.
 std::optional<std::int64_t> matrix_distance(const mx::array& in) {
   std::int64_t distance = 0;
-  std::int64_t outer = 0;  // what the stride of the next outer dimension has to be
+  std::int64_t outer = 0;  // the expected stride of the next outer dimension
   for (int axis = static_cast<int>(in.ndim()) - 3; axis >= 0; --axis) {
     if (in.shape(axis) == 1) {
       continue;
@@ -43,7 +43,7 @@ bool matrices_adjacent(const mx::array& in) {
   return rows_adjacent(in) && (in.strides(-2) == in.shape(-1) || in.shape(-2) == 1);
 }
 
-// Whether the scales, and the biases, are read where they lie.
+// Whether scales and biases are read without a copy.
 bool scales_fit(const QuantizedWeights& weights) {
   const auto distance = matrix_distance(weights.scales);
   return distance && matrices_adjacent(weights.scales) &&

@@ -1,4 +1,4 @@
-// Quantised weights, as the primitives that read them have them.
+// Quantized weights as inputs of primitives.
 #pragma once
 
 #include "matmul/quantized/params.h"
@@ -46,14 +46,14 @@ struct Readable {
   std::int64_t scale_distance;
 };
 
-// `adjacent`: rows of w have to follow one another. `alignment`: bytes on which they have to lie. Copies what does not fit.
+// `adjacent`: rows of w must be adjacent. `alignment`: their alignment in bytes. Copies arrays that do not fit.
 Readable readable(QuantizedWeights weights, bool adjacent, int alignment, CommandEncoder& encoder, const mx::Stream& stream);
 
-// Whether the scales of QuantizedGemmParams::kScaleRange values can be read at once, once `readable` has made of them what it does.
+// Whether the scales of QuantizedGemmParams::kScaleRange values can be read at once, in the layout of `readable`.
 bool scales_are_wide(const QuantizedWeights& weights);
 
-// Whether an array, and what lies `distance` elements apart in it, lies on that many bytes. The offset tells: an array that MLX's
-// allocator puts on 8 bytes only is so small that no more of it are read at once.
+// Whether an array, and every `distance`-th element of it, is aligned to that many bytes. The offset suffices: an array that
+// MLX's allocator aligns to only 8 bytes is so small that no wider loads are used.
 bool is_aligned(const mx::array& in, std::int64_t distance, int bytes);
 
 // As kernels are named after it: "affine4", "mxfp4", ...
@@ -66,7 +66,7 @@ inline int divide_up(std::int64_t value, std::int64_t by) {
 // Names the arrays as inputs of the next node.
 void name_inputs(const QuantizedWeights& weights, CommandEncoder& encoder);
 
-// What kernels are told of them.
+// The kernel parameters of the weights.
 template <typename Params>
 void set_weights(Params& params, const Readable& in) {
   params.w = mx::gpu_ptr<void>(in.weights.w);
@@ -83,7 +83,7 @@ mx::array values_of(const QuantizedWeights& weights, mx::Dtype dtype, const mx::
 // Inputs of a primitive: those `before`, the weights, and those of `after` that are there.
 Arrays inputs_with(Arrays before, const QuantizedWeights& weights, const std::vector<MaybeArray>& after = {});
 
-// What such a primitive has beside its inputs.
+// State of such a primitive besides its inputs.
 struct WeightedState {
   QuantizedForm form;
   bool biased;

@@ -1,4 +1,4 @@
-"""Random matrix products: a seed gives a case, a case its operands and what is right. Like cases.py, with nothing but numpy."""
+"""Random matmuls: a seed gives a case, a case its operands and what is right. Like cases.py, with nothing but numpy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAIRS = (1, 2, 3, 7, 8, 16, 17, 33, 64, 65, 100, 300)
 X_LAYOUTS = ("contiguous", "contiguous", "wide", "unaligned", "every other", "backwards", "columns", "one row")
 W_LAYOUTS = ("contiguous", "contiguous", "rows of more", "every other", "backwards")
 AXES = ((None, None), (-1, -1), ("block128", "block128x128"), (-1, None), (None, -1), ("block128", -1), (None, "block128x128"))
-PRODUCTS = 40_000_000  # of two numbers, in one case; the reference does each of them twice
+MULTIPLICATIONS = 40_000_000  # of two numbers, in one case; the reference does each of them twice
 # What MLX computes after compiling a kernel for each kind of operands, half a minute long, is not drawn: more rows of experts than FEW
 # in float32 or with another k, some of their gradients, and dense ones in float32 or with another k.
 FEW = 64
@@ -60,7 +60,7 @@ class Case:
         return (*stack, self.n, self.k) if self.transpose else (*stack, self.k, self.n)
 
 
-def draw(seed: int, *, most: int = PRODUCTS) -> Case:
+def draw(seed: int, *, most: int = MULTIPLICATIONS) -> Case:
     """The case of a seed."""
     chance = random.Random(seed)  # noqa: S311
     kinds: dict[Kind, tuple[int, Callable[[Case, random.Random], Case]]] = {
@@ -95,7 +95,7 @@ def _formed(case: Case, chance: random.Random) -> Case:
 
 
 def _shrunk(case: Case, most: int) -> Case:
-    """The case with as few products as the reference can take, as far as its rows and groups let it be."""
+    """The case with as few multiplications as the reference can take, as far as its rows and groups let it be."""
     grouped = ("k" if case.transpose else "n") if case.form else ""
     steps = {name: case.form.group_size if case.form and name == grouped else 1 for name in "nk"}
     steps["k"] = MULTIPLE if case.kind in {"pairs", "groups"} or _is_many_turned(case) else steps["k"]
@@ -210,7 +210,7 @@ def _one(case: Case, arrays: dict[str, Any], x: Array, w: Array, cotangent: Arra
     """The result and, with its slope, gradients: those of x and of weights that are not quantised."""
     if not case.experts:
         return {"out": x @ w} if cotangent is None else {"out": x @ w, "x": cotangent @ w.T}
-    # Matrices [products, rows, k], and for each expert which of them it has.
+    # Matrices [matmuls, rows, k], and for each expert which of them it has.
     matrices = x.reshape(-1, *x.shape[-2:])
     taken: list[Any]
     if case.offsets:
@@ -245,7 +245,7 @@ def _one(case: Case, arrays: dict[str, Any], x: Array, w: Array, cotangent: Arra
 
 
 def _of_codes(case: Case, arrays: dict[str, Any], results: dict[str, Any]) -> tuple[Array, Array]:
-    """The product of the very numbers that the codes stand for."""
+    """The matmul of the very numbers that the codes stand for."""
     a, b = (
         formats.e4m3(results[name].astype(np.uint8))
         * formats.spread(results[f"scale_{name}"].astype(np.float64), results[name].shape, axis)

@@ -14,7 +14,7 @@ from mlx_cuda._common.choice import Choice
 from mlx_cuda._loader import native
 from mlx_cuda._matmul import gather, upstream
 
-from .products import Products
+from .matmuls import Matmuls
 from .references import host, random
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
@@ -36,7 +36,7 @@ class Calls:
 
 
 @pytest.fixture
-def operands(products: Products, monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], bool]]:
+def operands(matmuls: Matmuls, monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], bool]]:
     """What is brought into a layout, and whether as weights."""
     found: list[tuple[tuple[int, ...], bool]] = []
 
@@ -44,7 +44,7 @@ def operands(products: Products, monkeypatch: pytest.MonkeyPatch) -> list[tuple[
         found.append((matrices.shape, weights))
         return matrices
 
-    monkeypatch.setattr(products, "upstream_operand", operand)
+    monkeypatch.setattr(matmuls, "upstream_operand", operand)
     return found
 
 
@@ -59,14 +59,12 @@ def expected(x: mx.array, w: mx.array, lhs: Any, rhs: Any) -> Any:
     return host(x)[lhs] @ host(w)[rhs]
 
 
-def test_operands_and_gradients_are_laid_out(
-    products: Products, operands: list[Any], dense: Calls, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operands_and_gradients_are_laid_out(matmuls: Matmuls, operands: list[Any], dense: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = random((6, 2, 16)), random((4, 16, 9))
     result = OURS.gather_mm(x, w, rhs_indices=mx.array([0, 1, 1, 2, 3, 3]))
     assert np.allclose(host(result), expected(x, w, np.arange(6), [0, 1, 1, 2, 3, 3]), atol=1e-5)
     assert operands == [((6, 2, 16), False), ((4, 16, 9), True)]
-    monkeypatch.setattr(products, "traced", lambda _: True)
+    monkeypatch.setattr(matmuls, "traced", lambda _: True)
     OURS.gather_mm(x, w, rhs_indices=mx.array([0, 1, 1, 2, 3, 3]))
     assert operands[2:] == [((6, 2, 16), False), ((4, 16, 9), True), ((6, 2, 9), False)]
     assert len(dense.seen) == 2
@@ -103,7 +101,7 @@ def test_not_where_it_would_count_too_far(operands: list[Any], dense: Calls, mon
 def test_more_pairs_than_a_grid_holds(
     operands: list[Any], dense: Calls, monkeypatch: pytest.MonkeyPatch, batch: tuple[int, ...], left: Any, right: Any, rows: int
 ) -> None:
-    monkeypatch.setattr(upstream, "MOST_PRODUCTS", 4)
+    monkeypatch.setattr(upstream, "MOST_MATMULS", 4)
     rng = np.random.default_rng(0)
     x, w = random((*batch, rows, 16)), random((3, 16, 9))
     lhs = None if left is None else rng.integers(0, np.prod(batch), left)
@@ -134,7 +132,7 @@ def test_a_stack_in_several_dimensions(operands: list[Any], dense: Calls) -> Non
 def test_quantized_experts_in_parts(operands: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(upstream.upstream_gather_qmm)
     monkeypatch.setattr(upstream, "upstream_gather_qmm", calls)
-    monkeypatch.setattr(upstream, "MOST_PRODUCTS", 40)
+    monkeypatch.setattr(upstream, "MOST_MATMULS", 40)
     x, rhs = random((100, 1, 64)), np.arange(100) % 3
     parts = mx.quantize(random((3, 9, 64)), group_size=64, bits=4)
     result = OURS.gather_qmm(x, *parts, rhs_indices=mx.array(rhs))

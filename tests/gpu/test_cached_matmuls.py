@@ -76,7 +76,7 @@ def quantised(rng: np.random.Generator, *shape: int, mode: str = "affine", dtype
     return tuple(mx.quantize(normal(rng, shape, dtype), group_size={"mxfp4": 32, "nvfp4": 16}.get(mode, 64), bits=4, mode=mode))
 
 
-def products(rows: int, dtype: mx.Dtype = HALF) -> Make:
+def matmuls(rows: int, dtype: mx.Dtype = HALF) -> Make:
     return lambda rng: (normal(rng, (rows, 128), dtype), *quantised(rng, 40, 128, dtype=dtype))
 
 
@@ -120,14 +120,14 @@ def gather_mm(a: mx.array, b: mx.array, indices: mx.array, **options: Any) -> An
 
 
 CALLS: dict[str, tuple[Callable[..., mx.array], Make, dict[str, Any]]] = {
-    "one row": (quantized_matmul, products(1), {"group_size": 64, "bits": 4}),
-    "rows": (quantized_matmul, products(7), {"mode": "affine"}),
-    "dequantize": (quantized_matmul, products(200), {"group_size": 64, "transpose": True}),
+    "one row": (quantized_matmul, matmuls(1), {"group_size": 64, "bits": 4}),
+    "rows": (quantized_matmul, matmuls(7), {"mode": "affine"}),
+    "dequantize": (quantized_matmul, matmuls(200), {"group_size": 64, "transpose": True}),
     "mixed dtypes": (quantized_matmul, lambda rng: (normal(rng, (3, 128), mx.float16), *quantised(rng, 40, 128)), {}),
     "upstream's": (quantized_matmul, batches, {}),
-    "float32": (quantized_matmul, products(3, mx.float32), {}),
-    "on the CPU": (quantized_matmul, products(3, mx.float32), {"stream": mx.cpu}),
-    "without rows": (quantized_matmul, products(0), {}),
+    "float32": (quantized_matmul, matmuls(3, mx.float32), {}),
+    "on the CPU": (quantized_matmul, matmuls(3, mx.float32), {"stream": mx.cpu}),
+    "without rows": (quantized_matmul, matmuls(0), {}),
     "gathered": (gather_qmm, gathers(3), {"transpose": True, "sorted_indices": False}),
     "gathered, floats": (gather_qmm, gathers(3, mode="mxfp4"), {"mode": "mxfp4", "group_size": 32}),
     "many gathered": (gather_qmm, gathers(90), {}),
@@ -153,7 +153,7 @@ def test_other_values_are_answered_with_the_same_bits(rng: np.random.Generator, 
 
 def test_no_call_is_taken_for_another(rng: np.random.Generator) -> None:
     """Each differs in one thing, and comes while all others are remembered."""
-    x, w, scales, biases = products(3)(rng)
+    x, w, scales, biases = matmuls(3)(rng)
     square = quantised(rng, 128, 128)
     gate, up = pair(4, 8)(rng)
     stream = mx.new_stream(mx.gpu)
@@ -196,7 +196,7 @@ def test_one_array_twice_is_not_taken_for_two(rng: np.random.Generator) -> None:
 
 
 def test_the_stream_is_that_of_the_call(rng: np.random.Generator) -> None:
-    inputs = products(3, mx.float32)(rng)
+    inputs = matmuls(3, mx.float32)(rng)
     call = partial(OURS.quantized_matmul, *inputs)
     on_cpu = partial(OURS.quantized_matmul, *inputs, stream=mx.cpu)
     expected = by_python(call), by_python(on_cpu)
@@ -229,7 +229,7 @@ def test_gradients_vmap_and_compile(rng: np.random.Generator, name: str) -> None
 
 
 def test_errors_are_those_of_python(rng: np.random.Generator) -> None:
-    x, w, scales, biases = products(3)(rng)
+    x, w, scales, biases = matmuls(3)(rng)
     for _ in range(2):
         OURS.quantized_matmul(x, w, scales, biases)
     bad: list[Callable[[], Any]] = [
@@ -268,7 +268,7 @@ def test_patched_calls_as_programs_make_them(rng: np.random.Generator) -> None:
     with OURS.patch():
         assert mx.quantized_matmul.__name__ == "quantized_matmul"
         assert mx.quantized_matmul.__doc__
-        for call, make in ((qmm, products(3)), (qmm, batches), (gathered, of_experts)):
+        for call, make in ((qmm, matmuls(3)), (qmm, batches), (gathered, of_experts)):
             call(*make(rng))
             for _ in range(2):
                 inputs = make(rng)
@@ -278,14 +278,14 @@ def test_patched_calls_as_programs_make_them(rng: np.random.Generator) -> None:
                     for route in _patch.ROUTES:
                         patch.setattr(route.owner, route.name, route.ours)
                     assert_same(result, call(*inputs))
-        x, w, scales, biases = products(3)(rng)
+        x, w, scales, biases = matmuls(3)(rng)
         with pytest.raises(ValueError, match="quantized_matmul"):
             mx.quantized_matmul(x[:, :64], w, scales, biases, **form)
 
 
 def test_what_is_exported_needs_no_kernel_of_ours(rng: np.random.Generator, tmp_path: Path) -> None:
     """Also where a call of these shapes was remembered before."""
-    x, w, scales, biases = products(3)(rng)
+    x, w, scales, biases = matmuls(3)(rng)
     q = normal(rng, (1, 4, 16, 128), HALF)
     file = str(tmp_path / "function.mlxfn")
 
@@ -320,7 +320,7 @@ def test_arguments_and_results_are_let_go(rng: np.random.Generator) -> None:
     mx.eval(inputs)
     del inputs
     text, number = "".join(("aff", "ine")), int("64")
-    arrays = products(3)(rng)
+    arrays = matmuls(3)(rng)
     options = {"mode": text, "group_size": number}
 
     def counts() -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from .._common.arrays import Shape, StreamOrDevice, promoted, resolve, shape_text
+from .._common.arrays import Shape, StreamOrDevice, resolve, shape_text
 from .._matmul.batches import upstream_quantized_matmul
 from .._matmul.formats import Format
 from .._matmul.gather import gather_qmm as our_gather_qmm
@@ -50,12 +50,12 @@ def _matmul(a: mx.array, b: mx.array) -> mx.array:
     left, right = a.shape, b.shape
     if b.ndim > 2:
         raise NotInvariant(
-            f"The product of {shape_text(left)} and {shape_text(right)} has a batch of right operands: its kernel depends on how many rows "
+            f"The matmul of {shape_text(left)} and {shape_text(right)} has a batch of right operands: its kernel depends on how many rows "
             "and batches there are. Attention has mx.fast.scaled_dot_product_attention, experts mx.gather_mm."
         )
     if not left or not right or 0 in (*left, *right) or left[-1] != right[0]:
         return upstream_matmul(a, b)
-    rows, w, dtype = a.reshape(-1, left[-1]), b if b.ndim == 2 else b[:, None], promoted(a.dtype, b.dtype)
+    rows, w, dtype = a.reshape(-1, left[-1]), b if b.ndim == 2 else b[:, None], mx.result_type(a.dtype, b.dtype)
     if grouped.takes(dtype, rows.shape[0], w.shape[0], w.shape[1]):
         result = grouped.of_all(rows.astype(dtype), grouped.dense(w.astype(dtype)[None]))
     else:
@@ -152,11 +152,16 @@ def gathered_quantized(by: Callable[..., mx.array], without_indices: Callable[..
 
 
 def _by_pairs(
-    x: mx.array, w: mx.array, lhs: mx.array | None, rhs: mx.array | None, product: Callable[[mx.array, mx.array], mx.array], alike: mx.array
+    x: mx.array,
+    w: mx.array,
+    lhs: mx.array | None,
+    rhs: mx.array | None,
+    multiply: Callable[[mx.array, mx.array], mx.array],
+    alike: mx.array,
 ) -> mx.array:
     """Compute the matmuls of all pairs that the indices select, one by one. ``alike``: MLX's function, which has checked the call."""
     if min(x.ndim, w.ndim) < 2:
-        raise NotInvariant(f"Products by indices are of matrices, got {shape_text(x.shape, w.shape)}: give them two dimensions.")
+        raise NotInvariant(f"mx.gather_mm and mx.gather_qmm take matrices, got {shape_text(x.shape, w.shape)}: give them two dimensions.")
     if 0 in (*alike.shape, *x.shape):
         return mx.zeros(alike.shape, alike.dtype)
     lhs = _numbers(x.shape[:-2]) if lhs is None else lhs
@@ -167,7 +172,7 @@ def _by_pairs(
     if height > 1:
         matrices = (matrices[:, None] * height + mx.arange(height, dtype=mx.uint32)).reshape(-1)
         experts = mx.repeat(experts, height)
-    return product(mx.take(x.reshape(-1, width), matrices, axis=0), experts).reshape(alike.shape)
+    return multiply(mx.take(x.reshape(-1, width), matrices, axis=0), experts).reshape(alike.shape)
 
 
 def _experts(

@@ -1,4 +1,4 @@
-"""A random case of tests/gpu/product_cases.py on the device."""
+"""A random case of tests/gpu/matmul_cases.py on the device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import mlx_cuda
 import numpy as np
 from numpy.typing import NDArray
 
-from . import product_cases as cases
-from .product_cases import Case
+from . import matmul_cases as cases
+from .matmul_cases import Case
 from .trials import DTYPES, Outcome, judged, on_device
 
 OURS: Any = mlx_cuda
@@ -43,7 +43,7 @@ def _prepared(case: Case) -> tuple[str, Results]:
     return engine, lambda: _evaluate(case, arrays, lambda x: function(x, *parts, **options), [x])
 
 
-def check(seed: int, *, most: int = cases.PRODUCTS) -> Outcome:
+def check(seed: int, *, most: int = cases.MULTIPLICATIONS) -> Outcome:
     return judged(cases, compute, seed, most)
 
 

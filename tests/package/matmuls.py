@@ -1,4 +1,4 @@
-"""A native module that computes matrix products with MLX, in float32, and remembers what it was asked."""
+"""A native module that computes matmuls with MLX, in float32, and remembers what it was asked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlx_cuda._loader import native as _native
 from mlx_cuda._matmul import fp8 as _fp8
 
 
-class Products:
+class Matmuls:
     """Every function of the contract. As in the native module, some have no gradients of their own."""
 
     def __init__(self) -> None:
@@ -105,9 +105,9 @@ def _shape(array: mx.array | None) -> tuple[int, ...] | None:
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> Products:
+def matmuls(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> Matmuls:
     """Every stream has an engine: an H200 with this module."""
-    module: Any = Products()
+    module: Any = Matmuls()
     engine = _native.Engine(module, (9, 0), (9, 28, 0))
     monkeypatch.setattr(_native, "engine", lambda _: engine)
-    return cast("Products", module)
+    return cast("Matmuls", module)
