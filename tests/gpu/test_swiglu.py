@@ -68,7 +68,7 @@ VIEWS: dict[str, Callable[[mx.array], Pair]] = {
     "a column for all": lambda a: (a[..., :1], a),
     "a plane for all": lambda a: (a[:1], a),
     "a middle dimension for all": lambda a: (a[:, :1, :], a[:, 1:2, :] + mx.zeros((1, 6, 1), a.dtype)),
-    "outer matmul": lambda a: (a[0, :, :1], a[0, :1, :]),
+    "outer product": lambda a: (a[0, :, :1], a[0, :1, :]),
     "a scalar": lambda a: (a[0, 0, 0], a),
     "a row repeated": lambda a: (mx.broadcast_to(a[:1, :1], a.shape), a),
     "a column repeated": lambda a: (a, mx.broadcast_to(a[..., :1], a.shape)),
