@@ -31,6 +31,12 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def at_night(pytestconfig: pytest.Config) -> bool:
+    """Whether this is the run that has time for everything (``--place nightly``)."""
+    return pytestconfig.getoption("--place", default=None) == "nightly"
+
+
+@pytest.fixture(scope="session")
 def installed_root(request: pytest.FixtureRequest) -> Callable[[str, Platform], Path]:
     """Where a real toolkit root lies; the test is skipped where it is not installed.
 

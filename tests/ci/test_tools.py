@@ -223,11 +223,11 @@ WITHOUT_WHEELS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
-def test_there_are_wheels_for_every_platform_and_cpython(group: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_there_are_wheels_for_every_platform_and_cpython(group: str, tmp_path: Path, at_night: bool) -> None:
     """Of the oldest and the newest CPython; at night (``--place nightly``) of those between, too, as the index answers slowly."""
     file = str(matrix.REPOSITORY / tools.FOLDER / f"{group}.txt")
     versions = [version for version in CPYTHONS if (group, version) not in WITHOUT_WHEELS]
-    if pytestconfig.getoption("--place", default=None) != "nightly":
+    if not at_night:
         versions = [versions[0], versions[-1]]
     for platform, version in itertools.product(matrix.load().platforms.values(), versions):
         there = ["--target", str(tmp_path), "--python-platform", platform.uv, "--python-version", version]
