@@ -7,18 +7,21 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ci import toolkit
+from ci import process, toolkit
 from ci.audit import audit_wheel, providers
 from ci.errors import EnvironmentProblem
 from ci.matrix import Platform, System
+from ci.release import upload
 from ci.toolkit import roots
 
 from . import toolkit_support
 from .audit_support import NAMES, QUICK, Change, Files, World, good_files, make_world, said, with_sbom, write_wheel
+from .release_support import twine_in_this_process
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +31,12 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="session")
+def at_night(pytestconfig: pytest.Config) -> bool:
+    """Whether this is the run that has time for everything (``--place nightly``)."""
+    return bool(pytestconfig.getoption("--place", default=None) == "nightly")
 
 
 @pytest.fixture(scope="session")
@@ -103,6 +112,12 @@ def audited(tmp_path: Path, world: World, files: Files, locked_roots: None) -> C
 def told(tmp_path: Path, world: World, files: Files, locked_roots: None) -> Callable[..., list[str]]:
     """As `said`, of the good wheel."""
     return partial(said, tmp_path / NAMES[world.system], files)
+
+
+@pytest.fixture
+def twine_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads run twine in this process."""
+    monkeypatch.setattr(upload, "process", SimpleNamespace(run=twine_in_this_process, TookTooLong=process.TookTooLong))
 
 
 @pytest.fixture

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
+import sys
+import traceback
+import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from subprocess import CompletedProcess
+from unittest import mock
 
 from ci.files import record_digest
 from ci.matrix import Build, Platform, load
@@ -98,3 +106,20 @@ def write_innocent(folder: Path, origin: str, name: str = "innocent") -> None:
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
         for each, text in {**files, f"{name}-1.0.dist-info/RECORD": record}.items():
             archive.writestr(each, text)
+
+
+def twine_in_this_process(command: Sequence[str], *, env: Mapping[str, str], **_: object) -> CompletedProcess[str]:
+    """What `process.run` returns of `python -m twine`, without an interpreter that takes half a second to import it."""
+    from twine.__main__ import main
+
+    assert list(command[:3]) == [sys.executable, "-m", "twine"]
+    out, err = io.StringIO(), io.StringIO()
+    arguments = mock.patch.object(sys, "argv", ["twine", *command[3:]])
+    with arguments, mock.patch.dict(os.environ, env, clear=True), redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            code = int(bool(main()))
+        except Exception:
+            traceback.print_exc()
+            code = 1
+    return CompletedProcess(list(command), code, out.getvalue(), err.getvalue())

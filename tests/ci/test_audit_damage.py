@@ -43,7 +43,7 @@ def roots(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(providers, "site", lambda root, _: world.site(root))
 
 
-def write(path: Path, files: Files, damage: Damage) -> None:
+def write(path: Path, files: Files, damage: Damage, method: int = zipfile.ZIP_DEFLATED) -> None:
     """As repair does, but for the damage."""
     record = next(name for name in files if name.endswith(".dist-info/RECORD"))
     rows = [f"{name},{record_digest(data)},{len(data)}\n" for name, data in files.items() if name != record]
@@ -58,7 +58,7 @@ def write(path: Path, files: Files, damage: Damage) -> None:
         for name, data in written.items():
             entry = zipfile.ZipInfo(name, (2026, 1, 2, 3, 4, 6))
             entry.create_system, entry.external_attr = 3, 0o100644 << 16
-            entry.compress_type = zipfile.ZIP_STORED if name.endswith(".fatbin") else zipfile.ZIP_DEFLATED  # which is compressed already
+            entry.compress_type = zipfile.ZIP_STORED if name.endswith(".fatbin") else method  # which is compressed already
             if damage.entry and name == "mlx_cuda/nn.py":
                 damage.entry(entry)
             archive.writestr(entry, data)
@@ -69,7 +69,7 @@ def damaged(path: Path, good: Files, damage: Damage) -> Path:
     files = dict(good)
     if damage.files:
         damage.files(files)
-    write(path, files, Damage("", ""))
+    write(path, files, Damage("", ""), zipfile.ZIP_STORED)  # the SBOM is made of what it holds, compressed or not
     sbom.embed(path)
     files = dict(read(path).members)
     if damage.finished:

@@ -1,6 +1,6 @@
 """A release against an index that is hostile, or only out of order: whatever it says, nothing is lost and nothing is sent twice.
 
-Real twine, a server of HTTP, and a clock that waiting alone moves.
+Real twine, in this process, a server of HTTP, and a clock that waiting alone moves.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Hostile:
 
 
 @pytest.fixture
-def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hostile]:
+def hostile(monkeypatch: pytest.MonkeyPatch, twine_here: None) -> Iterator[Hostile]:
     made = Hostile()
     clock = SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now)
     for module in (client, uploading):

@@ -71,6 +71,7 @@ def test_fault(outcomes: dict[str, Outcome], fault: str) -> None:
     assert outcome.lost == 0
 
 
+@pytest.mark.usefixtures("twine_here")
 def test_what_is_downloaded_is_what_was_published(dist: Dist, proxy: index_support.Proxy, tmp_path: Path) -> None:
     index = index_support.index(proxy.url)
     before = sorted(dist.folder.iterdir())
@@ -112,6 +113,7 @@ def test_a_manifest_that_is_named_has_to_be_there(dist: Dist, proxy: index_suppo
     assert proxy.seen == []
 
 
+@pytest.mark.usefixtures("twine_here")
 def test_what_was_checked_is_not_asked_again(tmp_path: Path, proxy: index_support.Proxy, store: Path) -> None:
     """Whose the name is, only a clone with all tags can tell; the job that may sign has none. What an index never gets it is not sent."""
     make_dist(store, OLDER)
@@ -167,6 +169,7 @@ def test_what_publishes_runs_next_to_nothing(dist: Dist, tmp_path: Path) -> None
     assert not {"auditwheel", "cyclonedx", "delvewheel", "elftools", "jinja2", "pefile", "rich", "tomlkit", "uv"} & set(names)
 
 
+@pytest.mark.usefixtures("twine_here")
 def test_the_manifest_is_there_before_the_first_byte(dist: Dist, proxy: index_support.Proxy) -> None:
     seen = []
 
@@ -218,6 +221,7 @@ def test_without_credentials(dist: Dist, proxy: index_support.Proxy, monkeypatch
     assert proxy.uploads == 0
 
 
+@pytest.mark.usefixtures("twine_here")
 def test_a_file_that_does_not_show(dist: Dist, proxy: index_support.Proxy) -> None:
     """The next file goes only when the one before is seen: a page that lags behind, or a server that loses what it took."""
     proxy.fault = lambda method: "404" if method == "GET" and proxy.uploads else None

@@ -223,11 +223,11 @@ WITHOUT_WHEELS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
-def test_there_are_wheels_for_every_platform_and_cpython(group: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_there_are_wheels_for_every_platform_and_cpython(group: str, tmp_path: Path, at_night: bool) -> None:
     """Of the oldest and the newest CPython; at night (``--place nightly``) of those between, too, as the index answers slowly."""
     file = str(matrix.REPOSITORY / tools.FOLDER / f"{group}.txt")
     versions = [version for version in CPYTHONS if (group, version) not in WITHOUT_WHEELS]
-    if pytestconfig.getoption("--place", default=None) != "nightly":
+    if not at_night:
         versions = [versions[0], versions[-1]]
     for platform, version in itertools.product(matrix.load().platforms.values(), versions):
         there = ["--target", str(tmp_path), "--python-platform", platform.uv, "--python-version", version]
@@ -237,39 +237,41 @@ def test_there_are_wheels_for_every_platform_and_cpython(group: str, tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def pip(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Path], subprocess.CompletedProcess[str]]:
-    """Resolve a file with a pip of a version, and install nothing."""
+def pip(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Resolve files together with a pip of a version, and install nothing."""
     folder = tmp_path_factory.mktemp("pips")
 
-    def run(version: str, file: Path) -> subprocess.CompletedProcess[str]:
+    def run(version: str, *files: Path) -> subprocess.CompletedProcess[str]:
         python = folder / version / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
         if not python.exists():
             installs = ["pip", "install", "--quiet", "--python", str(python), f"pip=={version}"]
             for words in (["venv", "--quiet", "--python", "3.11", str(folder / version)], installs):
                 subprocess.run([uv.executable(), *words], check=True, capture_output=True)
         command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--dry-run", "--require-hashes"]
-        command += ["-r", str(file)]
+        command += [word for file in files for word in ("-r", str(file))]
         return subprocess.run(command, check=False, capture_output=True, encoding="utf-8", errors="replace")
 
     return run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", GROUPS)
-def test_the_oldest_pip_reads_a_file(pip: Callable[[str, Path], subprocess.CompletedProcess[str]], group: str) -> None:
-    done = pip(tools.OLDEST_PIP, matrix.REPOSITORY / tools.FOLDER / f"{group}.txt")
-    assert done.returncode == 0, done.stderr
+def test_the_oldest_pip_reads_the_files(pip: Callable[..., subprocess.CompletedProcess[str]], at_night: bool) -> None:
+    """At night (``--place nightly``) each by itself; else all at once, as most packages are in several."""
+    files = [matrix.REPOSITORY / tools.FOLDER / f"{group}.txt" for group in GROUPS]
+    for each in [[file] for file in files] if at_night else [files]:
+        done = pip(tools.OLDEST_PIP, *each)
+        assert done.returncode == 0, (each, done.stderr)
 
 
 @pytest.mark.slow
-def test_an_older_pip_does_not(pip: Callable[[str, Path], subprocess.CompletedProcess[str]]) -> None:
+def test_an_older_pip_does_not(pip: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     """Once one does, what is said of the oldest is too strict."""
     done = pip("23.2.1", matrix.REPOSITORY / tools.FOLDER / "publish.txt")
     assert "must have their versions pinned with ==" in done.stderr
 
 
 @pytest.mark.slow
-def test_the_oldest_pip_reads_the_lock_of_a_toolkit(pip: Callable[[str, Path], subprocess.CompletedProcess[str]]) -> None:
+def test_the_oldest_pip_reads_the_lock_of_a_toolkit(pip: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = pip(tools.OLDEST_PIP, roots.find("cudnn-frontend").lock_file)
     assert done.returncode == 0, done.stderr
 

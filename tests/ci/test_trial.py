@@ -22,7 +22,7 @@ from ci import __main__ as cli
 from ci import matrix
 from ci.matrix import Row, gpu, host_platform
 from ci.trial import trial
-from ci.trial.trial import Case
+from ci.trial.trial import Case, copy_tests
 
 from .audit_support import NAMES, VERSION, write_wheel
 from .trial_support import DOCTOR, FILES, PURE, make_wheel
@@ -33,6 +33,7 @@ addopts = ["--strict-markers", "--disable-plugin-autoload"]
 """
 GOOD = "import mlx_cuda\ndef test_good(): pass\ndef test_too(): pass\n"
 ON_GPU = "import os\ndef test_gpu(): assert os.environ['MLX_CUDA_REQUIRE_GPU'] == '1'\n"
+OF_AN_INSTALLATION = ("checks", "device_code", "doctor", "environment", "load_errors", "loaded", "native", "nn", "public_names", "run")
 BENCHMARK = """\
 import json, os, pathlib, sys, mlx_cuda
 output = pathlib.Path(sys.argv[sys.argv.index("-o") + 1])
@@ -437,8 +438,19 @@ def test_a_row_for_another_gpu_or_driver(
     assert capfd.readouterr().err == f"error: {said}\n  fix: {fix}\n"
 
 
+def of_an_installation(folder: Path) -> Path:
+    """As `copy_tests`, but of the package's those alone that look at how it is installed and loaded: this run has the others itself."""
+    for path in (copy_tests(folder) / "tests" / "package").glob("test_*.py"):
+        if path.stem.removeprefix("test_") not in OF_AN_INSTALLATION:
+            path.unlink()
+    return folder
+
+
 @pytest.mark.slow
-def test_the_real_wheel_works_here(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_real_wheel_works_here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at_night: bool) -> None:
+    """At night (``--place nightly``) with all tests of the package, as `python -m ci try` has them."""
+    if not at_night:
+        monkeypatch.setattr(trial, "copy_tests", of_an_installation)
     if not (path := os.environ.get("MLX_CUDA_WHEEL")):
         pytest.skip("MLX_CUDA_WHEEL names no wheel (nox -s tests sets it)")
     code, said = report(capfd, path, "--extra", "cpu")
