@@ -1,12 +1,13 @@
 """``python -m benchmarks.screenshots WHEEL`` takes the pictures of docs/factory: the wheel's report, the nightly index, and a trial.
 
 docs/img/screenshots.toml says which wheel and commit they show. The wheel is one that `python -m ci wheel` built from this commit, with the
-code of all GPUs. Chromium is the system's: no lock can pin it.
+code of all GPUs. Install requirements/tests.txt and requirements/benchmarks.txt first. Chromium is the system's: no lock can pin it.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import os
 import re
@@ -35,7 +36,7 @@ DOCUMENTS = tuple(REPOSITORY / "docs" / "factory" / name for name in ("report.md
 PICTURES = REPOSITORY / "docs" / "img"
 RECORD = PICTURES / "screenshots.toml"
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-TERMINAL = {"COLUMNS": "88", "PYTHONIOENCODING": "utf-8"}  # as wide as a page of the documentation site
+TERMINAL = {"COLUMNS": "88", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}  # as wide as a page of the documentation site
 PROGRESS = re.compile(r"^(?:[.sx]+ +\[ *\d+%\]|SKIPPED .*|=+ short test summary info =+)\n", re.MULTILINE)
 
 
@@ -67,7 +68,7 @@ TAKEN = {
 
 
 def blocks(record: Mapping[str, Any]) -> dict[str, str]:
-    """What the documents show, each with the wheel and the commit."""
+    """Return the blocks of the documents, each with the wheel and the commit."""
     of = f"the wheel of commit `{record['commit']}` ({record['size'] / 2**20:.1f} MiB)"
     images = {name: f"![{picture.title}](../img/{name})" for name, picture in TAKEN.items()}
     return {
@@ -93,7 +94,7 @@ def make_pages(wheel: Path, folder: Path) -> dict[str, Path]:
     name = wheel.name.replace(wheel.name.split("-")[1], str(version))
     nightly = Nightly(name, version, contents.slot.platform, contents.size, "", b"", "")
     site.wheels(folder / "site").mkdir(parents=True)
-    site.write(folder / "site", [nightly], "https://OWNER.github.io/REPOSITORY", docs=False)
+    site.write(folder / "site", [nightly], "https://OWNER.github.io/REPOSITORY", docs=True)
     return {"report": folder / "report.html", "index": folder / "site" / "index.html"}
 
 
@@ -108,9 +109,10 @@ def take(pages: Mapping[str, Path], program: str) -> None:
 
 
 def trial(wheel: Path) -> str:
-    """What `ci try` prints, but the progress of pytest; CheckFailed where the wheel does not work."""
+    """Return the output of `ci try` without the progress of pytest; CheckFailed where the wheel does not work."""
     command = [sys.executable, "-m", "ci", "try", str(wheel)]
-    done = process.run(command, cwd=REPOSITORY, env=os.environ | TERMINAL, stderr=STDOUT)
+    env = {name: value for name, value in os.environ.items() if name not in {"FORCE_COLOR", "PY_COLORS"}} | TERMINAL
+    done = process.run(command, cwd=REPOSITORY, env=env, stderr=STDOUT)
     if done.returncode:
         raise CheckFailed(f"{done.stdout}\n{wheel.name} does not work here\n  fix: what the trial says")
     return f"$ python -m ci try wheelhouse/{wheel.name}\n{PROGRESS.sub('', done.stdout)}"
@@ -124,13 +126,21 @@ def find_chromium(given: str | None) -> str:
     return found
 
 
+def templates() -> str:
+    """Return the digest of the templates of the pages."""
+    files = [*(REPOSITORY / "ci" / "report" / "templates").iterdir(), *(REPOSITORY / "ci" / "nightly" / "templates").iterdir()]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files) if file.is_file())).hexdigest()
+
+
 def run(wheel: Path, program: str) -> int:
+    if process.git("status", "--porcelain", cwd=REPOSITORY, fix="run it in a checkout").strip():
+        raise EnvironmentProblem("the checkout has changes, so no commit would name what the pictures show", fix="commit them first")
     commit = process.git("rev-parse", "--short=7", "HEAD", cwd=REPOSITORY, fix="run it in a checkout").strip()
     with tempfile.TemporaryDirectory() as folder:
         pages, said = make_pages(wheel, Path(folder)), trial(wheel)
         take(pages, program)
     lines = ["# Written by `python -m benchmarks.screenshots`.", f'commit = "{commit}"', f"date = {datetime.now(timezone.utc).date()}"]
-    lines += [f'wheel = "{wheel.name}"', f"size = {wheel.stat().st_size}", f"trial = '''\n{said}'''\n"]
+    lines += [f'wheel = "{wheel.name}"', f"size = {wheel.stat().st_size}", f'templates = "{templates()}"', f"trial = '''\n{said}'''\n"]
     RECORD.write_text("\n".join(lines), "utf-8")
     for document in DOCUMENTS:
         document.write_text(fill_blocks(document.read_text("utf-8"), blocks(load(RECORD))), "utf-8")

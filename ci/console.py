@@ -74,8 +74,11 @@ def add_command(
 class Architectures(argparse.Action):
     """The names of GPUs, separated by spaces or commas."""
 
-    def __call__(self, _: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, __: str | None = None) -> None:
-        setattr(namespace, self.dest, [name for value in values for name in value.replace(";", ",").split(",") if name])
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _: str | None = None) -> None:
+        names = [name for value in values for name in value.replace(";", ",").split(",") if name]
+        if not names:
+            parser.error(f"argument {'/'.join(self.option_strings)}: no GPU is named")
+        setattr(namespace, self.dest, names)
 
 
 def add_platform(parser: argparse.ArgumentParser, what: str = "the platform") -> None:

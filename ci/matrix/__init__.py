@@ -39,6 +39,9 @@ __all__ = [
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FIELDS = "correct it: docs/reference/matrix.md lists all fields"
+TABLES = {
+    "project", "release", "builds", "platforms", "compilers", "device", "cuda", "cpu", "driver", "gpus", "tests", "changes",
+}  # fmt: skip
 
 
 def _extra(table: dict[str, Any]) -> dict[str, Any]:
@@ -46,9 +49,12 @@ def _extra(table: dict[str, Any]) -> dict[str, Any]:
     return table | {name: tuple(kind(**each) for each in table[name]) for name, kind in read.items() if name in table}
 
 
-def _device(table: dict[str, Any]) -> Device:
-    special = tuple((name, Targets(entry["sass"], entry["ptx"])) for entry in table.get("sources", ()) for name in entry["names"])
-    return Device(table["root"], Targets(table["sass"], table["ptx"]), special)
+def _sources(names: tuple[str, ...], **targets: tuple[str, ...]) -> list[tuple[str, Targets]]:
+    return [(name, Targets(**targets)) for name in names]
+
+
+def _device(root: str, sass: tuple[str, ...], ptx: tuple[str, ...], sources: tuple[dict[str, Any], ...] = ()) -> Device:
+    return Device(root, Targets(sass, ptx), tuple(each for table in sources for each in _sources(**table)))
 
 
 def _rows(pythons: tuple[str, ...], **table: str) -> list[Row]:
@@ -74,20 +80,21 @@ def parse(text: str) -> Matrix:
         return _matrix(_tuples(tomllib.loads(text)))
     except KeyError as error:
         raise EnvironmentProblem(f"ci/matrix/matrix.toml lacks {error.args[0]!r}", fix=FIELDS) from error
-    except TypeError as error:  # of a dataclass: it names the field that is missing or unknown
-        raise EnvironmentProblem(f"ci/matrix/matrix.toml: {str(error).replace('.__init__()', '')}", fix=FIELDS) from error
+    except TypeError as error:  # of a dataclass or function: it names the field that is missing or unknown
+        said = str(error).replace(".__init__", "").replace("()", "").removeprefix("_")
+        raise EnvironmentProblem(f"ci/matrix/matrix.toml: {said}", fix=FIELDS) from error
     except tomllib.TOMLDecodeError as error:
         raise EnvironmentProblem(f"ci/matrix/matrix.toml is not TOML: {error}", fix="correct it there") from error
 
 
 def _matrix(data: dict[str, Any]) -> Matrix:
-    return Matrix(
+    read = Matrix(
         **data["project"],
         **data["release"],
         builds=tuple(Build(**table) for table in data["builds"]),
         platforms={name: Platform(name, **table) for name, table in data["platforms"].items()},
         compilers={system: Compilers(**table) for system, table in data["compilers"].items()},
-        device=_device(data["device"]) if "device" in data else Device(),
+        device=_device(**data["device"]) if "device" in data else Device(),
         cuda={version: Cuda(version=version, **_extra(table)) for version, table in data.get("cuda", {}).items()},
         cpu=Extra(**_extra(data["cpu"])),
         driver=data.get("driver", {}),
@@ -95,6 +102,9 @@ def _matrix(data: dict[str, Any]) -> Matrix:
         tests=tuple(row for table in data["tests"] for row in _rows(**table)),
         changes=tuple(Change(**table) for table in data["changes"]),
     )
+    if unknown := data.keys() - TABLES:
+        raise EnvironmentProblem(f"ci/matrix/matrix.toml has unknown tables: {', '.join(sorted(unknown))}", fix=FIELDS)
+    return read
 
 
 def host_platform() -> Platform:

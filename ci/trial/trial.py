@@ -309,7 +309,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--row",
         action="append",
         metavar="NAME",
-        help="a test of ci/matrix/matrix.toml, such as linux-x86_64-cp310-cpu (repeatable); python -m ci matrix lists them",
+        help="a test of ci/matrix/matrix.toml, such as linux-x86_64-cp310-cpu (repeatable); python -m ci matrix --runners gpu lists them",
     )
     add("--extra", choices=["auto", *extras], help="the extra to install (default: the one that fits the driver)")
     add("--python", action="append", metavar="PYTHON", help="a version, or the path of an interpreter (repeatable; default: this version)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import traceback
@@ -109,12 +110,18 @@ def write_innocent(folder: Path, origin: str, name: str = "innocent") -> None:
 
 
 def twine_in_this_process(command: Sequence[str], *, env: Mapping[str, str], **_: object) -> CompletedProcess[str]:
-    """What `process.run` returns of `python -m twine`, without an interpreter that takes half a second to import it."""
+    """Return what `process.run` returns for `python -m twine`, in this process: a new interpreter needs half a second to import it.
+
+    Twine replaces the handlers of the root logger and rich's console, which are put back.
+    """
+    import rich
     from twine.__main__ import main
 
     assert list(command[:3]) == [sys.executable, "-m", "twine"]
     out, err = io.StringIO(), io.StringIO()
     arguments = mock.patch.object(sys, "argv", ["twine", *command[3:]])
+    root, twine = logging.getLogger(), logging.getLogger("twine")
+    kept = root.handlers[:], root.level, twine.level, rich.get_console()
     with arguments, mock.patch.dict(os.environ, env, clear=True), redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -122,4 +129,7 @@ def twine_in_this_process(command: Sequence[str], *, env: Mapping[str, str], **_
         except Exception:
             traceback.print_exc()
             code = 1
+        finally:
+            root.handlers[:], root.level, twine.level = kept[:3]
+            rich._console = kept[3]
     return CompletedProcess(list(command), code, out.getvalue(), err.getvalue())

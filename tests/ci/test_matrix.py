@@ -33,6 +33,11 @@ def project() -> dict[str, Any]:
         ("[release]", "[released]", "lacks 'release'"),
         ('abi = "cp310-abi3" ', "", ": Build missing 1 required positional argument: 'abi'"),
         ('extra = "cpu"\nrequires', 'about = "CPU"\nextra = "cpu"\nrequires', ": Extra got an unexpected keyword argument 'about'"),
+        ("[driver]", "[drivers]", " has unknown tables: drivers"),
+        ("[gpus]", "[gpu]", " has unknown tables: gpu"),
+        ("[[device.sources]]", "[[device.source]]", ": device got an unexpected keyword argument 'source'"),
+        ("[device]", "[device]\ncompiler = 1", ": device got an unexpected keyword argument 'compiler'"),
+        ("[[device.sources]]", "[[device.sources]]\nwhat = 1", ": Targets got an unexpected keyword argument 'what'"),
         ("major = 12", "major =", " is not TOML: "),
     ],
 )

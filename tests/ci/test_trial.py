@@ -440,7 +440,9 @@ def test_a_row_for_another_gpu_or_driver(
 
 def of_an_installation(folder: Path) -> Path:
     """As `copy_tests`, but of the package's those alone that look at how it is installed and loaded: this run has the others itself."""
-    for path in (copy_tests(folder) / "tests" / "package").glob("test_*.py"):
+    tests = copy_tests(folder) / "tests" / "package"
+    assert all((tests / f"test_{name}.py").exists() for name in OF_AN_INSTALLATION)
+    for path in tests.glob("test_*.py"):
         if path.stem.removeprefix("test_") not in OF_AN_INSTALLATION:
             path.unlink()
     return folder
