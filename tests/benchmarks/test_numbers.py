@@ -14,7 +14,6 @@ from benchmarks.platforms import load
 from benchmarks.table import BLOCK, NUMBER, fill_blocks
 
 ROOT = Path(__file__).parents[2]
-LEFT: dict[str, int] = load(Path(__file__).with_name("prose_numbers.toml"))
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in documents()}
 GENERATED = re.compile(r"^<!-- results: [\w-]+ -->\n.*?^<!-- end of results -->", re.DOTALL | re.MULTILINE)
 NO_PROSE = re.compile(r"^```.*?^```|<!--.*?-->|`[^`\n]*`|\]\([^)\s]*\)", re.DOTALL | re.MULTILINE)
@@ -38,14 +37,7 @@ def test_its_numbers_are_of_the_committed_results(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_no_number_with_a_unit_is_written_by_hand(page: str) -> None:
     found = measured(PAGES[page])
-    assert len(found) <= LEFT.get(page, 0), f"take them from `python -m benchmarks numbers`, or leave them out: {found}"
-
-
-def test_exceptions_only_shrink() -> None:
-    """prose_numbers.toml says how many numbers each page still has by hand."""
-    fewer = {page: found for page, most in LEFT.items() if (found := len(measured(PAGES.get(page, "")))) < most}
-    rows = "\n".join(f'"{page}" = {found}' for page, found in fewer.items())
-    assert not fewer, f"write into prose_numbers.toml, and take away what has none:\n{rows}"
+    assert not found, f"take them from `python -m benchmarks numbers`, or leave them out: {found}"
 
 
 def test_numbers_are_found() -> None:
