@@ -63,7 +63,7 @@ class Index:
             with part.open("wb") as stream:
                 self._client().download(remote.url, stream)
             if (found := sha256(part)) != remote.sha256:
-                said = f"sha256 {found} in the place of {remote.sha256}"
+                said = f"sha256 {found} instead of {remote.sha256}"
                 raise CheckFailed(f"{self.name} serves other bytes of {remote.name} than it lists: {said}")
         return folder / remote.name
 

@@ -33,7 +33,7 @@ LARGEST_PAGE, LARGEST_FILE = 64 << 20, 256 << 20
 LONGEST_PAUSE = 60.0
 UNREACHABLE = 30.0  # seconds, so that a missing network is reported soon
 AGAIN = "check the network and the index, then run again"
-ADDRESS = "check the address of the index, and what stands between it and this machine (a proxy, a login page)"
+ADDRESS = "check the address of the index, and for a proxy or a login page before it"
 
 
 class _Passing(Exception):

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--sha256",
         metavar="DIGEST",
-        help="SHA-256 of the manifest, as check printed it: whoever can replace the wheels can replace the manifest beside them too",
+        help="SHA-256 of the manifest, as `ci release check` printed it; the manifest could be replaced together with the wheels",
     )
     add("--attestations", action="store_true", help="sign each wheel with the identity of this workflow run and upload the attestations")
     add("--timeout", metavar="SECONDS", type=float, default=600, help="time limit of one upload (default: %(default)s)")

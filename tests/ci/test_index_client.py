@@ -24,7 +24,7 @@ from .index_support import Silent, serving
 from .release_support import MATRIX, VERSION
 
 JSON = "application/vnd.pypi.simple.v1+json"
-ADDRESS = "check the address of the index, and what stands between it and this machine (a proxy, a login page)"
+ADDRESS = "check the address of the index, and for a proxy or a login page before it"
 LOGIN = b"<!doctype html><title>Sign in</title><form action=login><input name=user></form>"
 NAME = f"mlx_cuda-{VERSION}-py3-none-any.whl"
 
@@ -401,7 +401,7 @@ def test_a_file(server: Server, tmp_path: Path) -> None:
         (
             Said(data=b"other"),
             CheckFailed,
-            rf"^here serves other bytes of {NAME} than it lists: sha256 d9298a10d1b0\w+ in the place of 0{{64}}$",
+            rf"^here serves other bytes of {NAME} than it lists: sha256 d9298a10d1b0\w+ instead of 0{{64}}$",
         ),
     ],
 )

@@ -89,12 +89,11 @@ def test_the_phrases_of_documents() -> None:
 
 
 def comments(path: Path, text: str) -> list[str]:
-    """Comments and docstrings of a source, in one line each."""
+    """Comments of a source, in one line each; of Python also its docstrings and messages: strings of several words."""
     if path.suffix == ".py":
-        holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        docstrings = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(text)) if isinstance(node, holders)]
+        strings = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        found = [*docstrings, *(token.string for token in tokens if token.type == tokenize.COMMENT)]
+        found = [*(each for each in strings if " " in each), *(token.string for token in tokens if token.type == tokenize.COMMENT)]
     else:
         found = COMMENT.findall(re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text))
     return [FILE.sub("`", re.sub(r"\s*\n[ /]*", " ", each).lstrip("/# ")) for each in found]

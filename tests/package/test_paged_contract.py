@@ -112,7 +112,7 @@ def test_step_by_step_as_with_a_plain_cache() -> None:
     [
         ({"q": mx.ones((4, 2, 8))}, r"q must have the 4 dimensions \[B, H, T, D\], got \(4,2,8\)\."),
         ({"k_pages": mx.ones((6, 2, 8))}, r"k_pages must have the 4 dimensions \[pages, Hkv, page_size, D\], got \(6,2,8\)\."),
-        ({"v_pages": mx.ones((5, 2, 4, 8))}, r"k_pages and v_pages must agree in pages, heads and page size, got"),
+        ({"v_pages": mx.ones((5, 2, 4, 8))}, r"k_pages and v_pages must agree in number of pages, heads, page size, got"),
         ({"k_pages": mx.ones((6, 2, 0, 8)), "v_pages": mx.ones((6, 2, 0, 8))}, r"A page must hold a key, got \(6,2,0,8\)\."),
         ({"q": mx.ones((2, 4, 2, 6))}, r"q and k_pages must have the same last dimension, got \(2,4,2,6\) and \(6,2,4,8\)\."),
         ({"q": mx.ones((2, 3, 2, 8))}, r"The heads of q must be a multiple of those of k, got 3 and 2\."),

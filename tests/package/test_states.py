@@ -130,7 +130,7 @@ def test_a_step_that_ends_after_it_has_run_does_not_run_twice(decoding: Decoding
         patched.setattr(batches, "hold", interrupted)
         with pytest.raises(KeyboardInterrupt):
             call(tokens[:, 12:13], cache)
-    with pytest.raises(RuntimeError, match="The state of a sequence is lost"):
+    with pytest.raises(RuntimeError, match="A sequence's state is lost"):
         decoding.step(model, type(model).__call__, tokens[:, 12:13], cache, at_once=False)
 
 

@@ -119,7 +119,7 @@ class Elf:
 
     def unpack(self, layout: struct.Struct, place: int) -> tuple[int, ...]:
         if not 0 <= place <= len(self.data) - layout.size:
-            raise BinaryError(f"its table at {place:#x} lies outside the file")
+            raise BinaryError(f"its table at {place:#x} is outside the file")
         return layout.unpack_from(self.data, place)
 
     @cached_property
@@ -185,7 +185,7 @@ class Elf:
     def string(self, offset: int) -> str:
         start, size = self.string_table
         if offset >= size:
-            raise BinaryError(f"its string at {offset:#x} lies outside the table of {size:#x} bytes")
+            raise BinaryError(f"its string at {offset:#x} is outside the table of {size:#x} bytes")
         end = self.data.find(b"\0", start + offset, start + min(size, offset + LONGEST))
         if end < 0:
             raise BinaryError(f"its string at {offset:#x} has no end, or a far one")

@@ -206,7 +206,7 @@ def _dtype(q: Shape, k: Shape, v: Shape, *dtypes: mx.Dtype) -> mx.Dtype:
 def _check_pages(operation: str, k: Shape, v: Shape) -> None:
     require_dimensions(operation, "[pages, Hkv, page_size, D]", k_pages=k, v_pages=v)
     if k[:3] != v[:3]:
-        raise WrongValue(f"[{operation}] k_pages and v_pages must agree in pages, heads and page size, got {shape_text(k, v)}.")
+        raise WrongValue(f"[{operation}] k_pages and v_pages must agree in number of pages, heads, page size, got {shape_text(k, v)}.")
     if k[2] == 0:
         raise WrongValue(f"[{operation}] A page must hold a key, got {shape_text(k)}.")
 

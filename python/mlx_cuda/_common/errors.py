@@ -25,7 +25,7 @@ class BackendError(ImportError):
     @property
     def cure(self) -> str:
         """Return ``fix``, under its name before 0.32.4.1."""
-        warnings.warn("BackendError.cure is now BackendError.fix", DeprecationWarning, stacklevel=2)
+        warnings.warn("`BackendError.cure` is deprecated: use `BackendError.fix`", DeprecationWarning, stacklevel=2)
         return self.fix
 
 

@@ -48,7 +48,7 @@ def _options(mask: str | mx.array | None, q: mx.array, k: mx.array) -> dict[str,
     if seen is None or (seen.queries, seen.offset + seen.queries) != (q.shape[2], k.shape[2]):
         raise NotInvariant(
             f"mx.fast.scaled_dot_product_attention takes no mask of one's own, got {shape_text(mask.shape)} of {dtype_name(mask.dtype)}: "
-            "use None, 'causal' or, as it is, what mlx_lm.models.base.create_causal_mask gives without right_padding."
+            "use None, 'causal', or an unchanged mask of mlx_lm.models.base.create_causal_mask without right_padding."
         )
     return seen.options()
 

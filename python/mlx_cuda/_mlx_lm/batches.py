@@ -81,7 +81,7 @@ class PagedSession:
         capture = Capture(self.step, notes=notes_of(model))
         begin_capture(capture, model, function, tokens, stand_ins, shape=(self.batch, *logits), places=self.count)
         if self.step.has_sums:  # captures for other numbers of sequences are compared as they run
-            raise NotReplayed("its steps have sums over GPUs")
+            raise NotReplayed("its steps contain an all-reduce")
 
     def call(self, tokens: mx.array, held: Held, stream: mx.Stream) -> tuple[mx.array, Held] | None:
         """Return the logits of the next step and the new contents; None if there are too few pages."""

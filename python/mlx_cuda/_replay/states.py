@@ -58,7 +58,7 @@ class States:
                     self._read = [*numbers], self.of(numbers)
                 return [[array.__copy__() for array in self._read[1][layer]]]
             if any(number not in self._apart and number not in self.order for number in numbers):
-                raise RuntimeError("[decode_step] The state of a sequence is lost, as its last step was interrupted; fix: begin it anew.")
+                raise RuntimeError("[decode_step] A sequence's state is lost: its last step was interrupted.\n  fix: start it again")
             places = [self._apart.get(number) or (self.memory, self.order.index(number)) for number in numbers]
             runs = [(arrays, mx.array([row for _, row in run])) for arrays, run in _runs(places)]
             found = [

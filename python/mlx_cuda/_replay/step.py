@@ -110,7 +110,7 @@ class Session(ABC):
         if not self.step.has_sums:
             shared, result = self._replayed(tokens, places, caches, own, expected)
         elif twins is None:
-            raise NotReplayed("its steps have sums over GPUs, but no MLX_WORLD_SIZE says that there are other processes")
+            raise NotReplayed("its steps contain an all-reduce, but MLX_WORLD_SIZE is not set")
         else:
             try:
                 self.step.leave_alone(True)

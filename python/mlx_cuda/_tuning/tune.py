@@ -84,7 +84,7 @@ class Tuning(AbstractContextManager["Tuning"]):
     def __getattr__(self, name: str) -> dict[str, Tuned]:
         if name != "products":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        warnings.warn("Tuning.products is now Tuning.matmuls", DeprecationWarning, stacklevel=2)
+        warnings.warn("`Tuning.products` is deprecated: use `Tuning.matmuls`", DeprecationWarning, stacklevel=2)
         return self.matmuls
 
 
