@@ -101,7 +101,7 @@ def readme_blocks() -> dict[str, str]:
                 "  ([decoding](docs/internals/decoding.md), [serving many requests](docs/guides/serving.md)).",
                 f"- Prefill of {cases[0]['prompt']} tokens on an H200: {_range(prefill.values())}; {part_speedup:.1f} times for",
                 f"  {_layers(part)} ([models](docs/results/performance.md#models)).",
-                f"- Benchmark cases slower than MLX by more than the noise: {h200} on an H200, {h100} on an H100",
+                f"- Committed benchmark cases slower than MLX by more than the noise: {h200} on an H200, {h100} on an H100",
                 "  ([performance](docs/results/performance.md), [GPUs](docs/results/gpus.md#how-much-faster-the-kernels-are)).",
                 "",
                 "The benchmarks use random weights in the shapes of published models. Measured with MLX "

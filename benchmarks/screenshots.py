@@ -56,7 +56,9 @@ class Picture:
         tab.set_viewport_size({"width": self.width, "height": self.height})
         tab.goto(page.as_uri())
         if (width := tab.evaluate("document.documentElement.scrollWidth")) > self.width:
-            raise CheckFailed(f"the {self.page} is {width} px wide in a window of {self.width}\n  fix: its template's style")
+            raise CheckFailed(
+                f"the {self.page} is {width} px wide in a window of {self.width}\n  fix: its style in ci/report or ci/nightly"
+            )
         Image.open(io.BytesIO(tab.screenshot())).convert("RGB").save(output, optimize=True)
 
 
@@ -114,7 +116,7 @@ def trial(wheel: Path) -> str:
     env = {name: value for name, value in os.environ.items() if name not in {"FORCE_COLOR", "PY_COLORS"}} | TERMINAL
     done = process.run(command, cwd=REPOSITORY, env=env, stderr=STDOUT)
     if done.returncode:
-        raise CheckFailed(f"{done.stdout}\n{wheel.name} does not work here\n  fix: what the trial says")
+        raise CheckFailed(f"{done.stdout}\n{wheel.name} does not work here\n  fix: the failure that python -m ci try printed above")
     return f"$ python -m ci try wheelhouse/{wheel.name}\n{PROGRESS.sub('', done.stdout)}"
 
 

@@ -77,7 +77,7 @@ class Architectures(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _: str | None = None) -> None:
         names = [name for value in values for name in value.replace(";", ",").split(",") if name]
         if not names:
-            parser.error(f"argument {'/'.join(self.option_strings)}: no GPU is named")
+            parser.error(f"argument {'/'.join(self.option_strings)}: no GPU is named; use numbers such as 80 90, or declared")
         setattr(namespace, self.dest, names)
 
 

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from benchmarks.platforms import load
-from benchmarks.screenshots import DOCUMENTS, PICTURES, RECORD, TAKEN, blocks, find_chromium, templates
+from benchmarks.screenshots import DOCUMENTS, PICTURES, RECORD, TAKEN, blocks, find_chromium, run, templates
 from benchmarks.table import BLOCK, fill_blocks
 from ci.errors import CheckFailed, EnvironmentProblem
 
@@ -55,6 +55,12 @@ def test_they_show_the_size_of_this_wheel() -> None:
 
 def test_they_show_the_pages_of_today() -> None:
     assert DATA["templates"] == templates(), TAKE
+
+
+def test_pictures_are_of_a_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("benchmarks.screenshots.process.git", lambda *_, **__: " M ci/console.py\n")
+    with pytest.raises(EnvironmentProblem, match=r"the checkout has changes.*\n  fix: commit them first"):
+        run(tmp_path / "a.whl", "chromium")
 
 
 def test_a_browser_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -188,6 +188,15 @@ def test_architectures_are_separated_as_the_audit_has_them(stages: Stages, tmp_p
     assert stages.asked["audit"]["arch"] == ["90", "80"]
 
 
+@pytest.mark.parametrize("nothing", ["", ","])
+def test_no_architecture_is_a_wrong_call(stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str], nothing: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["wheel", "--arch", nothing, "-o", str(tmp_path / "out")])
+    assert stopped.value.code == 2
+    assert "argument --arch: no GPU is named; use numbers" in capsys.readouterr().err
+    assert not stages.asked
+
+
 @pytest.mark.parametrize("command", ["build", "wheel"])
 def test_unknown_architectures_are_found_out_first(
     front_end: FakeBuild, stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str

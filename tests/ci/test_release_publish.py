@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -25,7 +26,7 @@ from ci.toolkit import uv
 
 from . import index_support
 from .faults_support import FAULTS, LIMITS, Outcome, play
-from .release_support import MATRIX, VERSION, make_dist, write_wheel
+from .release_support import MATRIX, VERSION, make_dist, twine_in_this_process, write_wheel
 
 OLDER = f"{MATRIX.mlx}.6"
 HERE = MATRIX.platforms["linux-x86_64"]
@@ -80,6 +81,18 @@ def test_what_is_downloaded_is_what_was_published(dist: Dist, proxy: index_suppo
     fetched = [index.fetch(remote, tmp_path / "downloaded") for remote in index.files(MATRIX.name)]
     assert {path.name: path.read_bytes() for path in fetched} == {path.name: path.read_bytes() for path in dist.paths}
     assert sorted(dist.folder.iterdir()) == before, "the manifest went where it was told to"
+
+
+def test_twine_in_this_process_leaves_its_logging_alone(tmp_path: Path) -> None:
+    root, handler = logging.getLogger(), logging.NullHandler()
+    root.addHandler(handler)
+    try:
+        before = root.handlers[:], root.level
+        command = [sys.executable, "-m", "twine", "check", str(tmp_path / "none.whl")]
+        assert twine_in_this_process(command, env=dict(os.environ)).returncode == 1
+        assert (root.handlers, root.level) == before
+    finally:
+        root.removeHandler(handler)
 
 
 def test_a_dry_run_leaves_nothing(dist: Dist, proxy: index_support.Proxy, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
