@@ -12,6 +12,7 @@ namespace {
 struct Kernels {
   std::mutex mutex;
   std::unordered_set<CUfunction> all;
+  std::unordered_set<CUfunction> of_all_blocks;
 };
 
 Kernels& kernels() {
@@ -34,6 +35,17 @@ CUfunction with_pdl(CUfunction kernel) {
 bool has_pdl(CUfunction kernel) {
   const std::lock_guard lock(kernels().mutex);
   return kernels().all.contains(kernel);
+}
+
+CUfunction with_all_blocks(CUfunction kernel) {
+  const std::lock_guard lock(kernels().mutex);
+  kernels().of_all_blocks.insert(kernel);
+  return kernel;
+}
+
+bool needs_all_blocks(CUfunction kernel) {
+  const std::lock_guard lock(kernels().mutex);
+  return kernels().of_all_blocks.contains(kernel);
 }
 
 }  // namespace mlx_cuda

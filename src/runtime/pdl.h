@@ -11,4 +11,8 @@ CUfunction with_pdl(CUfunction kernel);
 // Whether that was said.
 bool has_pdl(CUfunction kernel);
 
+// The kernel, of which this says that its blocks wait for each other: it may begin only when all of them can be resident.
+CUfunction with_all_blocks(CUfunction kernel);
+bool needs_all_blocks(CUfunction kernel);
+
 }  // namespace mlx_cuda

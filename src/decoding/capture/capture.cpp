@@ -31,7 +31,7 @@ void Step::record(const mx::array& result, const mx::array& tokens, const std::v
 // MLX never launches the graph: it would keep another executable of its thousand nodes, and update that for any graph with an
 // equal key, which ignores a cluster kernel's clusters (decoding/token/token_sm90.cu).
 void Step::capture(Plan& plan, const mx::array& tokens, const std::vector<Place>& places) {
-  fuse(plan);
+  fuse(plan, stream_);
   for (const Item& item : plan.items()) {
     if (item.name == kAllSum) {
       peers_.insert(peers_of_sum(item.outputs[0].primitive()));
@@ -98,6 +98,7 @@ void Step::make_executable(EncodedGraph encoded) {
   nodes_ = encoded.nodes;
   if (nodes_ > 0) {
     MLX_CUDA_CHECK(cuCtxGetCurrent(&context_));
+    make_cooperative(encoded.graph.get());
     add_edges(encoded.graph.get(), encoded.from, encoded.to);
     MLX_CUDA_CHECK(cuGraphInstantiate(&executable_, encoded.graph.get(), 0));
   }

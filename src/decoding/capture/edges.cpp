@@ -15,15 +15,16 @@ namespace mlx_cuda {
 
 namespace {
 
-bool is_kernel(CUgraphNode node, bool of_pdl) {
+// The kernel of a node; null of another node.
+CUfunction kernel_of(CUgraphNode node) {
   CUgraphNodeType type{};
   MLX_CUDA_CHECK(cuGraphNodeGetType(node, &type));
-  if (type != CU_GRAPH_NODE_TYPE_KERNEL || !of_pdl) {
-    return type == CU_GRAPH_NODE_TYPE_KERNEL;
+  if (type != CU_GRAPH_NODE_TYPE_KERNEL) {
+    return nullptr;
   }
   CUDA_KERNEL_NODE_PARAMS params{};
   MLX_CUDA_CHECK(cuGraphKernelNodeGetParams(node, &params));
-  return has_pdl(params.func);
+  return params.func;
 }
 
 // The form of cuGraphAddDependencies that takes the edges' data, which drivers have from CUDA 12.3 on; null without it.
@@ -71,12 +72,26 @@ std::vector<std::pair<CUgraphNode, CUgraphNode>> reduced(const std::vector<CUgra
 
 }  // namespace
 
+void make_cooperative(CUgraph graph) {
+  std::size_t count = 0;
+  MLX_CUDA_CHECK(cuGraphGetNodes(graph, nullptr, &count));
+  std::vector<CUgraphNode> nodes(count);
+  MLX_CUDA_CHECK(cuGraphGetNodes(graph, nodes.data(), &count));
+  for (CUgraphNode node : nodes) {
+    if (needs_all_blocks(kernel_of(node))) {
+      CUkernelNodeAttrValue value{};
+      value.cooperative = 1;
+      MLX_CUDA_CHECK(cuGraphKernelNodeSetAttribute(node, CU_LAUNCH_ATTRIBUTE_COOPERATIVE, &value));
+    }
+  }
+}
+
 void add_edges(CUgraph graph, const std::vector<CUgraphNode>& from, const std::vector<CUgraphNode>& to) {
   for (const auto& [first, second] : reduced(from, to)) {
     CUgraphEdgeData pdl{};
     pdl.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
     pdl.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
-    if (with_data() && is_hopper() && is_kernel(second, true) && is_kernel(first, false)) {
+    if (with_data() && is_hopper() && has_pdl(kernel_of(second)) && kernel_of(first)) {
       MLX_CUDA_CHECK(with_data()(graph, &first, &second, &pdl, 1));
     } else {
 #if CUDA_VERSION >= 13000

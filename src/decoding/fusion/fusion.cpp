@@ -6,6 +6,7 @@
 #include "decoding/fusion/sums.h"
 #include "decoding/graph/views.h"
 #include "decoding/heads/heads.h"
+#include "decoding/persistent/persistent.h"
 #include "decoding/router/router.h"
 #include "decoding/row_norm/row_norm.h"
 #include "decoding/token/token.h"
@@ -36,7 +37,7 @@ struct Siblings {
 
 class Fusion {
  public:
-  explicit Fusion(Plan& plan) : plan_(plan) {}
+  Fusion(Plan& plan, const mx::Stream& stream) : plan_(plan), stream_(stream) {}
 
   void run() {
     std::vector<std::uintptr_t> order;
@@ -90,6 +91,7 @@ class Fusion {
         plan_.replace(whole ? std::move(*whole) : heads_item(*call));
       }
     }
+    fuse_runs(plan_, calls_, stream_);
   }
 
  private:
@@ -148,6 +150,7 @@ class Fusion {
 
   void replace(const GemvCall& call) {
     plan_.replace({call.name(), call.inputs(), call.outputs, [call](const mx::Stream& stream) { launch(call, stream); }});
+    calls_.emplace(plan_.giver(call.outputs[0]), call);
   }
 
   // Two of them and the gate that is all that reads them.
@@ -235,13 +238,15 @@ class Fusion {
   }
 
   Plan& plan_;
+  const mx::Stream stream_;
   Gates gates_{plan_};
+  GemvCalls calls_{};
 };
 
 }  // namespace
 
-void fuse(Plan& plan) {
-  Fusion(plan).run();
+void fuse(Plan& plan, const mx::Stream& stream) {
+  Fusion(plan, stream).run();
 }
 
 }  // namespace mlx_cuda

@@ -26,6 +26,8 @@ bool keeps_order(const mx::array& transposed) {
   return true;
 }
 
+}  // namespace
+
 bool is_view(const Item& item) {
   constexpr std::array<std::string_view, 7> names{"Reshape",    "Flatten",      "Unflatten",       "Squeeze",
                                                   "ExpandDims", "StopGradient", "CustomTransforms"};
@@ -36,8 +38,6 @@ bool is_view(const Item& item) {
   }
   return item.name == "Transpose" && keeps_order(item.outputs[0]);
 }
-
-}  // namespace
 
 mx::array source_of(const Plan& plan, const mx::array& of) {
   mx::array source = of;

@@ -7,6 +7,9 @@
 
 namespace mlx_cuda {
 
+// Whether it only gives an array another shape.
+bool is_view(const Item& item);
+
 // The array whose elements, in their order, this one has.
 mx::array source_of(const Plan& plan, const mx::array& of);
 

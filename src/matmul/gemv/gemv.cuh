@@ -6,6 +6,7 @@
 
 #include "device/ptx.cuh"
 #include "device/reduce.cuh"
+#include "matmul/gemv/gate.cuh"
 #include "matmul/gemv/operands.cuh"
 
 namespace mlx_cuda {
@@ -422,15 +423,6 @@ class GemvKernel {
     return p_.epilogue == GemvEpilogue::add && result.out ? static_cast<const T*>(p_.added)[result.at] : T{};
   }
 
-  // The gate: silu of x, geglu's tanh approximation, or exact gelu.
-  __device__ float activated(float x) const {
-    if (p_.epilogue == GemvEpilogue::geglu) {
-      return 0.5f * x * (1.0f + erff(x * 0.7071067812f));
-    }
-    const float of = p_.epilogue == GemvEpilogue::swiglu ? x : 1.5957691216f * fmaf(0.044715f * x * x, x, x);
-    return __fdividef(x, 1.0f + __expf(-of));
-  }
-
   // `added`: for the first of this thread's results; its load was issued earlier.
   __device__ void finish(T added) const {
     const int tile_row = threadIdx.x % kTileRows;
@@ -440,7 +432,7 @@ class GemvKernel {
       if (result.out) {
         float value = sum(result.tile, tile_row, result.row);
         if (gated_) {
-          value = activated(value) * sum(result.tile, tile_row + kHalfRows, result.row);
+          value = activated(p_.epilogue, value) * sum(result.tile, tile_row + kHalfRows, result.row);
         } else if (p_.epilogue == GemvEpilogue::add) {
           value = to_float(from_float<T>(value)) + to_float(added);
         }

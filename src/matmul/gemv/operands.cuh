@@ -7,6 +7,7 @@
 #include "device/ptx.cuh"
 #include "device/reduce.cuh"
 #include "device/vector.cuh"
+#include "matmul/gemv/integers.cuh"
 #include "matmul/gemv/params.h"
 
 namespace mlx_cuda {
@@ -123,9 +124,8 @@ class PlainRows {
   float totals_[4] = {};  // rows g and g + 8, of two columns each
 };
 
-// Packed integers, whose MMAs need integers only. A group of x is a step times integers of 15 bits, which is finer than 16-bit
-// numbers next to the largest of the group, and has two columns: the upper and the lower half of them. If a span of w has several
-// scales, each has columns of its own, which are zero elsewhere.
+// Packed integers, whose MMAs need integers only (integers.cuh): a group of x has two columns, one for each digit. If a span of w
+// has several scales, each has columns of its own, which are zero elsewhere.
 template <typename TypeOf, int BitsOf, int GroupOf>
 class IntegerRows {
   using Params = GemvParams;
@@ -144,49 +144,26 @@ class IntegerRows {
   // By whole warps, which have adjacent pieces of 8 values.
   __device__ void put(int row, int piece, bool there, const uint4& x, bool any, const uint4& norms, float factor) const {
     float values[8];
-    float largest = 0.0f;
-    float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float2 two = normed<T>(x, any, norms, j, factor);
       values[2 * j] = two.x;
       values[2 * j + 1] = two.y;
-      largest = fmaxf(largest, fmaxf(fabsf(two.x), fabsf(two.y)));  // NaN is in the sum
-      sum += two.x + two.y;
     }
     constexpr int lanes = kSpan / kSpanScales / 8;
-#pragma unroll
-    for (int offset = lanes / 2; offset > 0; offset /= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, offset));
-      sum += __shfl_xor_sync(~0u, sum, offset);
-    }
+    const IntegerPiece integers = to_integers<kBits, lanes>(values);
     if (!there) {
       return;
-    }
-    constexpr float most = 127 * 128;
-    const float inverse = largest > 1e-30f ? __fdividef(most, largest) : 0.0f;
-    unsigned integers[8];  // plus half a digit
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      constexpr float round = 12582912.0f;  // whose last bit is 1
-      integers[j] = __float_as_uint(fmaf(values[j], inverse, round)) - (__float_as_uint(round) - 64);
     }
     // The upper and lower halves of a piece, permuted as those of w in an MMA.
     const int in_span = piece % (kSpan / 8);
     const int at = piece / (kSpan / 8) * kSpan + (in_span % kPieces / 2 * 4 + in_span / kPieces) * 16 + in_span % kPieces % 2 * 8;
     unsigned char* to = memory_.x + row * 2 * digit_ + at;
-    uint2 upper;
-    uint2 lower;
-    constexpr int apart = kBits == 4 ? 2 : 1;
-    upper.x = bytes_of<7>(integers, 0, apart);
-    upper.y = bytes_of<7>(integers, kBits == 4 ? 1 : 4, apart);
-    lower.x = less_half(bytes_of<0>(integers, 0, apart));
-    lower.y = less_half(bytes_of<0>(integers, kBits == 4 ? 1 : 4, apart));
-    *reinterpret_cast<uint2*>(to) = upper;
-    *reinterpret_cast<uint2*>(to + digit_) = lower;
+    *reinterpret_cast<uint2*>(to) = integers.upper;
+    *reinterpret_cast<uint2*>(to + digit_) = integers.lower;
     if (threadIdx.x % lanes == 0) {
       const int group = piece / lanes;
-      memory_.groups[group / kSpanScales * groups_ + row * kSpanScales + group % kSpanScales] = make_float2(largest / most, sum);
+      memory_.groups[group / kSpanScales * groups_ + row * kSpanScales + group % kSpanScales] = integers.group;
     }
   }
 
@@ -253,18 +230,6 @@ class IntegerRows {
     } else {
       return make_uint4(word(low, 2 * i), word(high, 2 * i), word(low, 2 * i + 1), word(high, 2 * i + 1));
     }
-  }
-
-  // Bits from `Shift` on of four integers.
-  template <int Shift>
-  static __device__ unsigned bytes_of(const unsigned (&from)[8], int first, int apart) {
-    const unsigned low = __byte_perm(from[first] >> Shift, from[first + apart] >> Shift, 0x0040);
-    const unsigned high = __byte_perm(from[first + 2 * apart] >> Shift, from[first + 3 * apart] >> Shift, 0x0040);
-    return __byte_perm(low, high, 0x5410);
-  }
-  // The lower 7 bits of each byte, less 64.
-  static __device__ unsigned less_half(unsigned bytes) {
-    return ((bytes | 0x80808080u) - 0x40404040u) ^ 0x80808080u;
   }
 
   const Params& p_;

@@ -1,0 +1,96 @@
+// A persistent kernel that computes several GEMVs of a decode step, each of whose x may be the result of one before: what host and
+// device share.
+#pragma once
+
+#include "matmul/gemv/params.h"
+
+namespace mlx_cuda {
+
+// One instruction: GEMVs of the same x [inner] with affine 4-bit weights in groups of 64, in MLX's layout.
+//
+// Rows of w are divided in quads, one for each warp at a time: two adjacent rows and the two that lie half a chunk later or, where
+// the epilogue is gated, the same two of the second part.
+struct PersistentGemv {
+  const void* x;
+  const void* norm;   // [inner], or null
+  const void* added;  // [columns], or null
+  void* handoff;      // a second copy of the result for later instructions, or null
+  int x_from;         // the instruction whose handoff x is; -1: x is of an earlier kernel
+  int added_from;     // the same of `added`
+  float eps;
+  int inner;
+  int slot_values;  // of each row, in a slot: all of inner, or a multiple of kPairValues
+  int split_shift;  // log2 of the warps that share a quad
+  int quads;
+  int parts;
+  GemvEpilogue epilogue;
+  GemvPart part[GemvParams::kMostParts];  // whose `first` counts quads
+};
+
+// Producer warps stream w through `slots` in shared memory, in the order of the instructions and whatever they wait for. A chunk
+// is what a slot has: up to four quads, for the warps of a team. Teams take turns at the chunks.
+//
+// Results that a later instruction reads are handed over in global memory whose bits are all set before: a reader polls the
+// counter of the instruction, which says that most of it is there, and then each value until it is set. No result is all ones:
+// NaN is stored as another pattern.
+struct PersistentParams {
+  static constexpr int kMost = 8;  // instructions
+  static constexpr int kTeams = 3;
+  static constexpr int kTeamWarps = 4;
+  static constexpr int kWarps = kTeams * kTeamWarps;
+  static constexpr int kMatrices = 3;  // w, its scales and its biases: each has a producer warp
+  static constexpr int kThreads = (kWarps + kMatrices) * 32;
+  static constexpr int kGroup = 64;
+  static constexpr int kPairValues = 512;  // eight groups: two for each of the four slices of an MMA
+  static constexpr int kQuadRows = 4;
+  static constexpr int kMostSlots = 16;
+  static constexpr int kCounterBytes = 128;  // apart, so that polling one does not delay others
+  static constexpr int kUnset = -1;
+
+  int* arrived;   // blocks that have finished each instruction, counted from kUnset
+  void* cleared;  // handoff memory of another kernel of the graph, which this one sets again
+  int cleared_bytes;
+  int slots;
+  int slot_bytes;
+  int in_flight;  // slots that are being loaded, at most: more would delay what is handed over
+  int most_inner;
+  int count;
+  PersistentGemv gemv[kMost];
+
+  static constexpr int row_bytes(int values) {
+    return values / 2;
+  }
+  static constexpr int scale_bytes(int values) {
+    return values / kGroup * 2;
+  }
+  // Of a row of one of the matrices.
+  static constexpr int matrix_bytes(int matrix, int values) {
+    return matrix == 0 ? row_bytes(values) : scale_bytes(values);
+  }
+  static constexpr int slot_bytes_of(int rows, int values) {
+    return rows * (row_bytes(values) + 2 * scale_bytes(values));
+  }
+  // x as integers of two digits, and a step and a sum of each group.
+  static constexpr int x_bytes(int inner) {
+    return inner * 2 + inner / kGroup * 8;
+  }
+  static constexpr int shares_bytes() {  // each with two numbers more
+    return (kMost * (static_cast<int>(sizeof(PersistentGemv)) + 8) + 127) / 128 * 128;
+  }
+  static constexpr int sums_bytes() {
+    return 2 * kTeams * kTeamWarps * kQuadRows * 4;
+  }
+  static constexpr int squares_bytes() {
+    return kWarps * 4;
+  }
+  constexpr int shared_bytes() const {
+    return slots * (slot_bytes + 16) + shares_bytes() + x_bytes(most_inner) + sums_bytes() + squares_bytes();
+  }
+};
+
+}  // namespace mlx_cuda
+
+// persistent_sm90.cu. EACH(name, dtype).
+#define MLX_CUDA_PERSISTENT_KERNELS(EACH) \
+  EACH(persistent_float16, float16)       \
+  EACH(persistent_bfloat16, bfloat16)

@@ -1,0 +1,57 @@
+// GEMVs of a decode step with quantized weights in one persistent kernel: a block for each multiprocessor. While consumers wait
+// for a result, or prepare it, the producer goes on loading the weights of what comes next, so that memory is never idle.
+#include "decoding/persistent/rows.cuh"
+#include "device/types.cuh"
+
+namespace mlx_cuda {
+
+extern __shared__ __align__(128) unsigned char persistent_memory[];
+
+template <typename T>
+__device__ inline void run(const PersistentParams& p) {
+  // Instructions are read at a running index, at which the constant cache is slow.
+  auto* const shares = reinterpret_cast<Share*>(persistent_memory);
+  constexpr int words = sizeof(PersistentGemv) / 4;
+  for (int i = static_cast<int>(threadIdx.x / 32); i < p.count; i += PersistentParams::kThreads / 32) {
+    for (int word = static_cast<int>(threadIdx.x % 32); word < words; word += 32) {
+      reinterpret_cast<unsigned*>(&shares[i].gemv)[word] = reinterpret_cast<const unsigned*>(&p.gemv[i])[word];
+    }
+  }
+  const auto blocks = static_cast<int>(gridDim.x);
+  if (const auto i = static_cast<int>(threadIdx.x); i < p.count) {
+    shares[i].begin = p.gemv[i].quads * static_cast<int>(blockIdx.x) / blocks;
+    shares[i].end = p.gemv[i].quads * (static_cast<int>(blockIdx.x) + 1) / blocks;
+  }
+  unsigned char* const slots = persistent_memory + PersistentParams::shares_bytes();
+  const Ring ring(p, shares, slots);
+  if (threadIdx.x == 0) {
+    ring.init();
+  }
+  __syncthreads();
+  launch_dependents();
+  if (threadIdx.x / 32 >= PersistentParams::kWarps) {
+    if (threadIdx.x % 32 == 0) {
+      ring.produce(static_cast<int>(threadIdx.x) / 32 - PersistentParams::kWarps);
+    }
+    return;
+  }
+  wait_for_grids();
+  constexpr unsigned unset = static_cast<unsigned>(PersistentParams::kUnset);
+  for (int i = static_cast<int>(blockIdx.x * PersistentParams::kWarps * 32 + threadIdx.x); i < p.cleared_bytes / 16;
+       i += static_cast<int>(gridDim.x) * PersistentParams::kWarps * 32) {
+    static_cast<uint4*>(p.cleared)[i] = make_uint4(unset, unset, unset, unset);
+  }
+  PersistentRows<T> rows(p, shares, ring, slots + p.slots * (p.slot_bytes + 16));
+  for (int i = 0; i < p.count; ++i) {
+    rows.run(i);
+  }
+}
+
+}  // namespace mlx_cuda
+
+#define MLX_CUDA_PERSISTENT(name, dtype)                                                \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::PersistentParams::kThreads, 1) \
+      name(const __grid_constant__ mlx_cuda::PersistentParams params) {                 \
+    mlx_cuda::run<mlx_cuda::types::dtype>(params);                                      \
+  }
+MLX_CUDA_PERSISTENT_KERNELS(MLX_CUDA_PERSISTENT)

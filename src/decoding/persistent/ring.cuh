@@ -1,0 +1,182 @@
+// The weights of a persistent kernel on their way through shared memory: a producer thread loads chunk after chunk, of all
+// instructions, into slots, and the warps of a team compute with each.
+#pragma once
+
+#include "decoding/persistent/params.h"
+#include "device/relaxed.cuh"
+
+namespace mlx_cuda {
+
+// Adjacent quads of one part.
+struct Chunk {
+  int part;
+  int first;
+  int quads;
+};
+
+// What a block computes of an instruction, in shared memory.
+struct Share {
+  PersistentGemv gemv;
+  int begin;  // quads
+  int end;
+};
+
+// A block's chunks of an instruction, in order.
+class Chunks {
+ public:
+  __device__ explicit Chunks(const Share& share)
+      : g_(share.gemv), most_(PersistentParams::kTeamWarps >> g_.split_shift), quad_(share.begin), end_(share.end) {
+    enter(0);
+  }
+
+  __device__ bool next(Chunk& chunk) {
+    if (quad_ >= end_) {
+      return false;
+    }
+    while (quad_ >= last_) {
+      enter(part_ + 1);
+    }
+    chunk = {part_, quad_ - first_, min(last_ - quad_, most_)};
+    quad_ += chunk.quads;
+    return true;
+  }
+
+ private:
+  __device__ void enter(int part) {
+    part_ = part;
+    first_ = g_.part[part].first;
+    const bool is_last = is_gated(g_.epilogue) || part + 1 == g_.parts;
+    last_ = is_last ? end_ : min(g_.part[part + 1].first, end_);
+  }
+
+  const PersistentGemv& g_;
+  const int most_;
+  int quad_;
+  const int end_;
+  int part_;
+  int first_;  // quads of the part, and
+  int last_;   // after the last
+};
+
+// A position in the ring, and how often it has come round: the parity of its barriers.
+struct Slot {
+  int at = 0;
+  int parity = 0;
+
+  __device__ void advance(int slots) {
+    if (++at == slots) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+class Ring {
+  using Params = PersistentParams;
+
+ public:
+  __device__ Ring(const Params& p, const Share* shares, unsigned char* memory)
+      : p_(p),
+        shares_(shares),
+        memory_(memory),
+        full_(reinterpret_cast<Barrier*>(memory + p.slots * p.slot_bytes)),
+        empty_(full_ + p.slots) {}
+
+  // By one thread, before any other uses it.
+  __device__ void init() const {
+    for (int i = 0; i < p_.slots; ++i) {
+      barrier_init(full_ + i, Params::kMatrices);
+      barrier_init(empty_ + i, Params::kTeamWarps);
+    }
+    barrier_init_fence();
+  }
+
+  __device__ const unsigned char* wait(const Slot& slot) const {
+    barrier_wait(full_ + slot.at, slot.parity);
+    return memory_ + slot.at * p_.slot_bytes;
+  }
+  // By one thread of each warp of the team, when the warp no longer reads it.
+  __device__ void release(const Slot& slot) const {
+    barrier_arrive(empty_ + slot.at);
+  }
+
+  // Loads one of the matrices of all instructions, by one thread. Its instructions are on the way of all weights: few for a chunk.
+  __device__ void produce(int matrix) const {
+    Slot slot;
+    Slot landed;  // the oldest that is being loaded
+    int loaded = 0;
+    const unsigned long long once = evict_first();
+    for (int i = 0; i < p_.count; ++i) {
+      const PersistentGemv& g = shares_[i].gemv;
+      const bool gated = is_gated(g.epilogue);
+      const int inner = g.inner;
+      const int slot_values = g.slot_values;
+      const int row_bytes = Params::matrix_bytes(matrix, inner);
+      Chunks chunks(shares_[i]);
+      for (Chunk chunk; chunks.next(chunk);) {
+        const GemvPart& part = g.part[chunk.part];
+        const int half_rows = chunk.quads * 2;
+        const char* from[2];
+        from[0] = matrix_of(part, matrix) + static_cast<long long>(chunk.first * (gated ? 2 : 4)) * row_bytes;
+        from[1] = gated ? matrix_of(g.part[1], matrix) + static_cast<long long>(chunk.first * 2) * row_bytes
+                        : from[0] + half_rows * row_bytes;
+        for (int first = 0; first < inner; first += slot_values) {
+          const int values = min(slot_values, inner - first);
+          if (loaded >= p_.in_flight) {
+            barrier_wait(full_ + landed.at, landed.parity);
+            landed.advance(p_.slots);
+          }
+          if (loaded >= p_.slots) {
+            barrier_wait(empty_ + slot.at, slot.parity ^ 1);
+          }
+          ++loaded;
+          Barrier* const full = full_ + slot.at;
+          const int half = half_rows * Params::matrix_bytes(matrix, values);
+          const int before = matrix == 0 ? 0 : 2 * half_rows * Params::row_bytes(values) + (matrix - 1) * 2 * half;
+          unsigned char* const to = memory_ + slot.at * p_.slot_bytes + before;
+          barrier_expect(full, 2 * half);
+          if (values == inner) {
+            copy_bytes_once(to, from[0], gated ? half : 2 * half, full, once);
+            if (gated) {
+              copy_bytes_once(to + half, from[1], half, full, once);
+            }
+          } else {
+            load_rows(
+                to, from, half_rows, row_bytes, Params::matrix_bytes(matrix, first), Params::matrix_bytes(matrix, values), full,
+                once);
+          }
+          slot.advance(p_.slots);
+        }
+      }
+    }
+  }
+
+ private:
+  static __device__ const char* matrix_of(const GemvPart& part, int matrix) {
+    return static_cast<const char*>(matrix == 0 ? part.w : matrix == 1 ? part.scales : part.biases);
+  }
+
+  // Parts of rows.
+  static __device__ void load_rows(
+      unsigned char* to,
+      const char* const (&from)[2],
+      int half_rows,
+      int row_bytes,
+      int first,
+      int bytes,
+      Barrier* full,
+      unsigned long long once) {
+    for (int i = 0; i < 2 * half_rows; ++i) {
+      const char* row = i < half_rows ? from[0] + i * row_bytes : from[1] + (i - half_rows) * row_bytes;
+      copy_bytes_once(to + i * bytes, row + first, bytes, full, once);
+    }
+  }
+
+  const Params& p_;
+  const Share* const shares_;
+  unsigned char* const memory_;
+  Barrier* const full_;
+  Barrier* const empty_;
+};
+
+}  // namespace mlx_cuda

@@ -1,0 +1,419 @@
+// The GEMV instruction of a persistent kernel: x becomes integers in shared memory, a warp multiplies four rows of w by it, and the
+// epilogue follows.
+//
+// An MMA has 16 rows and 8 columns: four rows of w, each in four slices of its values, and two digits of x for each slice. Only
+// the sums of equal slices are meaningful. The slices take turns at pairs of groups of 64 values, so that one MMA multiplies one
+// group of each row and slice, with a scale of its own.
+#pragma once
+
+#include "decoding/persistent/ring.cuh"
+#include "device/mma.cuh"
+#include "device/reduce.cuh"
+#include "device/vector.cuh"
+#include "matmul/gemv/gate.cuh"
+#include "matmul/gemv/integers.cuh"
+
+namespace mlx_cuda {
+
+// Polls until it is so. No wait takes long, unless the GPU has never all blocks resident at once: then the kernel ends with an
+// error instead of waiting for ever.
+template <typename Done>
+__device__ inline void poll(const Done& done) {
+  constexpr long long most = 1ll << 35;  // cycles, about 20 seconds
+  long long begin = 0;
+#pragma unroll 1
+  for (unsigned i = 1; !done(); ++i) {
+    if (i % 256 == 0) {
+      const long long now = clock64();
+      begin = begin == 0 ? now : begin;
+      if (now - begin > most) {
+        __trap();
+      }
+    }
+  }
+}
+
+// Whether both 16-bit results have been handed over.
+__device__ inline bool is_set(unsigned pair) {
+  return (pair & 0xffff) != 0xffff && pair >> 16 != 0xffff;
+}
+__device__ inline bool is_set(const uint4& v) {
+  return is_set(v.x) && is_set(v.y) && is_set(v.z) && is_set(v.w);
+}
+
+template <typename T>
+class PersistentRows {
+  using Params = PersistentParams;
+  static constexpr int kConsumers = Params::kWarps * 32;
+  static constexpr int kAllConsumers = 1;  // the number of their barrier; those of the teams follow
+
+ public:
+  __device__ PersistentRows(const Params& p, const Share* shares, const Ring& ring, unsigned char* memory)
+      : p_(p),
+        shares_(shares),
+        ring_(ring),
+        x_(memory),
+        steps_(reinterpret_cast<float*>(memory + p.most_inner * 2)),
+        sums_(reinterpret_cast<float*>(memory + Params::x_bytes(p.most_inner))),
+        squares_(sums_ + Params::sums_bytes() / 4),
+        lane_(threadIdx.x % 32),
+        warp_(threadIdx.x / 32),
+        team_(warp_ / Params::kTeamWarps),
+        member_(warp_ % Params::kTeamWarps) {}
+
+  // By all consumers, instruction after instruction.
+  __device__ void run(int index) {
+    const PersistentGemv& g = shares_[index].gemv;
+    Chunks chunks(shares_[index]);
+    Chunk chunk;
+    bool any = chunks.next(chunk);
+    factor_ = 0.0f;
+    prepare(g);
+    for (; any; any = chunks.next(chunk)) {
+      if (turn_ == team_) {
+        multiply(g, chunk);
+      } else {
+        for (int first = 0; first < g.inner; first += g.slot_values) {
+          slot_.advance(p_.slots);
+        }
+      }
+      turn_ = turn_ + 1 == Params::kTeams ? 0 : turn_ + 1;
+    }
+    sync_some(kAllConsumers, kConsumers);  // x is no longer read, and all results of this block are stored
+    if (g.handoff && threadIdx.x == 0) {
+      add_relaxed(counter(index), 1);
+    }
+  }
+
+ private:
+  __device__ int* counter(int index) const {
+    return p_.arrived + index * (Params::kCounterBytes / 4);
+  }
+
+  // ------------------------------------------------------------------------------------------------------------------------ x
+  __device__ void prepare(const PersistentGemv& g) const {
+    constexpr int at_once = 4;
+    const int pieces = g.inner / 8;
+    const auto* norms = static_cast<const uint4*>(g.norm);
+    const auto* x = static_cast<const uint4*>(g.x);
+    const auto load_some = [&](uint4(&to)[at_once], int first, const auto& load) {
+#pragma unroll
+      for (int i = 0; i < at_once; ++i) {
+        const int piece = first + i * kConsumers;
+        to[i] = piece < pieces ? load(piece) : uint4{};
+      }
+    };
+    const auto load_norm = [&](int piece) { return norms ? __ldg(norms + piece) : uint4{}; };
+    const auto load_x = [&](int piece) { return load16_relaxed(x + piece); };
+    uint4 weights[at_once];
+    load_some(weights, threadIdx.x, load_norm);
+    if (g.x_from >= 0) {
+      wait_for(g.x_from);
+    }
+    float squares = 0.0f;
+#pragma unroll 1
+    for (int first = threadIdx.x; first < pieces; first += at_once * kConsumers) {
+      if (first >= kConsumers) {
+        load_some(weights, first, load_norm);
+      }
+      uint4 values[at_once];
+      load_some(values, first, load_x);
+      if (g.x_from >= 0) {
+        const auto all_set = [&] { return is_set(values[0]) && is_set(values[1]) && is_set(values[2]) && is_set(values[3]); };
+        poll([&] { return all_set() || (load_some(values, first, load_x), false); });
+      }
+#pragma unroll 1
+      for (int piece = first; piece < min(pieces, first + at_once * kConsumers); piece += kConsumers) {  // all of the warp
+        put(piece, values[0], norms != nullptr, weights[0], squares);
+#pragma unroll
+        for (int i = 1; i < at_once; ++i) {  // so that there is one copy of the code for all
+          values[i - 1] = values[i];
+          weights[i - 1] = weights[i];
+        }
+      }
+    }
+    if (norms) {
+      squares = warp_sum(squares);
+      if (lane_ == 0) {
+        squares_[warp_] = squares;
+      }
+    }
+    sync_some(kAllConsumers, kConsumers);
+  }
+
+  // One over the size of a normalized x.
+  __device__ float size_factor(const PersistentGemv& g) const {
+    float all = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Params::kWarps / 4; ++i) {
+      const float4 four = reinterpret_cast<const float4*>(squares_)[i];
+      all += (four.x + four.y) + (four.z + four.w);
+    }
+    return rsqrtf(__fdividef(all, static_cast<float>(g.inner)) + g.eps);
+  }
+
+  // Until most of an instruction's result is there.
+  __device__ void wait_for(int index) const {
+    if (threadIdx.x == 0) {
+      const int all = static_cast<int>(gridDim.x) + Params::kUnset;
+      poll([&] { return static_cast<int>(load_relaxed(counter(index))) >= all; });
+    }
+    sync_some(kAllConsumers, kConsumers);
+  }
+
+  // Slices 2 and 3 have the second of their pairs of groups first, as `multiply` reads w without bank conflicts.
+  static __device__ int place_of(int group) {
+    return group ^ (group >> 2 & 1);
+  }
+
+  // By whole warps, which have adjacent pieces of 8 values.
+  __device__ void put(int piece, const uint4& x, bool normed, const uint4& norms, float& squares) const {
+    float values[8];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float2 two = unpack(word(x, j), T{});
+      squares = fmaf(two.x, two.x, fmaf(two.y, two.y, squares));
+      const float2 by = normed ? unpack(word(norms, j), T{}) : make_float2(1.0f, 1.0f);
+      values[2 * j] = two.x * by.x;
+      values[2 * j + 1] = two.y * by.y;
+    }
+    const IntegerPiece integers = to_integers<4, Params::kGroup / 8>(values);
+    const int place = place_of(piece / 8);
+    unsigned char* to = x_ + place * 128 + piece % 8 * 8;
+    *reinterpret_cast<uint2*>(to) = integers.upper;
+    *reinterpret_cast<uint2*>(to + 64) = integers.lower;
+    if (piece % 8 == 0) {
+      steps_[place] = integers.group.x;
+      steps_[p_.most_inner / Params::kGroup + piece / 8] = integers.group.y;
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------------------------------ w
+  // A team's chunk.
+  __device__ void multiply(const PersistentGemv& g, const Chunk& chunk) {
+    const int quad = member_ >> g.split_shift;
+    const int splits = 1 << g.split_shift;
+    const int split = member_ & (splits - 1);
+    const bool mine = quad < chunk.quads;
+    const bool finishes = mine && split == 0;
+    const T* const added = added_to(g, chunk, quad);
+    unsigned residual = finishes && added ? load_relaxed(added) : 0;
+    float totals[3] = {};
+    for (int first = 0; first < g.inner; first += g.slot_values) {
+      const unsigned char* w = ring_.wait(slot_);
+      if (mine) {
+        add_slot(totals, w, chunk.quads, quad, split, splits, first, min(g.slot_values, g.inner - first));
+      }
+      __syncwarp();
+      if (lane_ == 0) {
+        ring_.release(slot_);
+      }
+      slot_.advance(p_.slots);
+    }
+    float value = sum_of_slices(totals);
+    if (splits > 1) {
+      value = sum_of_splits(value, quad, split, splits);
+    }
+    if (finishes) {
+      if (added && g.added_from >= 0) {
+        poll([&] { return is_set(residual) || (residual = load_relaxed(added), false); });
+      }
+      if (factor_ == 0.0f) {
+        factor_ = g.norm ? size_factor(g) : 1.0f;
+      }
+      finish(g, chunk, quad, value * factor_, residual);
+    }
+  }
+
+  // Adds the products of a slot: a warp has every `splits`th of its pairs of groups.
+  __device__ void add_slot(
+      float (&totals)[3], const unsigned char* slot, int quads, int quad, int split, int splits, int first, int values) const {
+    const int row = lane_ / 16;  // of each half of the quad
+    const int slice = lane_ / 4 % 4;
+    const int c = lane_ % 4;  // of 8 values of a row, and the slice whose sums this lane has
+    const int row_bytes = Params::row_bytes(values);
+    const int scale_bytes = Params::scale_bytes(values);
+    const int low = quad * 2 + row;
+    const int own = (2 * slice + slice / 2) * 32 + c * 8;  // the first group of the pair
+    const int other = (own ^ 32) - own;                    // from there to the second
+    const unsigned begin = shared_address(slot);
+    Cursor at;
+    at.w = begin + low * row_bytes + own + split * 256;
+    at.scales = begin + 4 * quads * row_bytes + low * scale_bytes + c * 4 + split * 16;
+    at.x = shared_address(x_) + first * 2 + lane_ / 8 * 256 + lane_ / 4 % 2 * 64 + c * 16 + split * 1024;
+    at.steps = shared_address(steps_ + first / Params::kGroup + 2 * c) + split * 32;
+    at.sum = shared_address(steps_ + p_.most_inner / Params::kGroup + first / Params::kGroup + lane_ % 8) + split * 32;
+    const int bias_row = quad * 2 + lane_ / 8 % 2 + lane_ / 16 * quads * 2;
+    at.bias = begin + 4 * quads * (row_bytes + scale_bytes) + bias_row * scale_bytes + lane_ % 8 * 2 + split * 16;
+    const unsigned high = quads * 2 * row_bytes;  // from a row to that of the second half
+    const unsigned high_scales = quads * 2 * scale_bytes;
+    const auto load = [&] {
+      Pair pair;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        pair.w[i][0] = load8_in_order(at.w + i * other);
+        pair.w[i][1] = load8_in_order(at.w + high + i * other);
+        pair.x[i] = load16_in_order(at.x + i * 128);
+      }
+      pair.steps = load8_in_order(at.steps);
+      pair.scales[0] = load4_shared(at.scales);
+      pair.scales[1] = load4_shared(at.scales + high_scales);
+      pair.bias = load2_in_order(at.bias);
+      pair.sum = __uint_as_float(load4_shared(at.sum));
+      return pair;
+    };
+    const int count = (values / Params::kPairValues - split + splits - 1) >> __popc(splits - 1);
+    if (count <= 0) {
+      return;
+    }
+    Pair next = load();
+#pragma unroll 2
+    for (int i = 1; i < count; ++i) {
+      const Pair pair = next;
+      at.advance(splits);
+      next = load();
+      add_pair(totals, pair, c >= 2);
+    }
+    add_pair(totals, next, c >= 2);
+  }
+
+  // Where a lane reads a pair of groups.
+  struct Cursor {
+    unsigned w;
+    unsigned scales;
+    unsigned x;
+    unsigned steps;
+    unsigned sum;
+    unsigned bias;
+
+    __device__ void advance(int pairs) {
+      w += pairs * 256;
+      scales += pairs * 16;
+      x += pairs * 1024;
+      steps += pairs * 32;
+      sum += pairs * 32;
+      bias += pairs * 16;
+    }
+  };
+  // Two groups of each row and slice.
+  struct Pair {
+    uint2 w[2][2];  // [group][half of the quad]
+    uint4 x[2];
+    uint2 steps;
+    unsigned scales[2];
+    unsigned bias;  // of the lane's row and group, with
+    float sum;      // of x
+  };
+
+  // `swapped`: the lane's slice has the second group first.
+  __device__ static void add_pair(float (&totals)[3], const Pair& pair, bool swapped) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint2 low = pair.w[i][0];
+      const uint2 high = pair.w[i][1];
+      int sums[4] = {};
+      multiply_bytes(sums, nibbles(low.x, high.x), pair.x[i].x, pair.x[i].y);
+      multiply_bytes(sums, nibbles(low.y, high.y), pair.x[i].z, pair.x[i].w);
+      const float step = __uint_as_float(i == 0 ? pair.steps.x : pair.steps.y);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float integer = static_cast<float>(sums[2 * half] * 128 + sums[2 * half + 1]);
+        totals[half] = fmaf(one_of(pair.scales[half], swapped != (i == 1), T{}) * step, integer, totals[half]);
+      }
+    }
+    totals[2] = fmaf(one_of(pair.bias, false, T{}), pair.sum, totals[2]);
+  }
+
+  static __device__ uint4 nibbles(unsigned low, unsigned high) {
+    constexpr unsigned mask = 0x0f0f0f0fu;
+    return make_uint4(low & mask, high & mask, low >> 4 & mask, high >> 4 & mask);
+  }
+
+  static __device__ float one_of(unsigned pair, bool second, __nv_bfloat16) {
+    return __uint_as_float(__byte_perm(pair, 0, second ? 0x3244 : 0x1044));
+  }
+  static __device__ float one_of(unsigned pair, bool second, __half) {
+    return unpack(__byte_perm(pair, 0, second ? 0x4432 : 0x4410), __half{}).x;
+  }
+
+  // Lane 0 has the sum of the quad's first row, lane 16 that of the second; lanes 4 and 20 those of the second half.
+  __device__ float sum_of_slices(const float (&totals)[3]) const {
+    const int from = lane_ / 16 * 16 + lane_ % 4 * 5;  // where row and column are of the same slice
+    const float low = __shfl_sync(~0u, totals[0], from);
+    const float high = __shfl_sync(~0u, totals[1], from);
+    // A lane has a group's biases of one row: the rows' lanes are in the order of rows 0 and 1 of either half.
+    const float biases = __shfl_sync(~0u, lanes_sum<8>(totals[2]), lane_ / 16 * 8 + lane_ / 4 % 2 * 16);
+    return quad_sum(lane_ & 4 ? high : low) + biases;
+  }
+
+  // By all warps of the team. Sums are in two places in turn: those of the chunk before may still be read.
+  __device__ float sum_of_splits(float value, int quad, int split, int splits) {
+    float* const sums = sums_ + ((odd_ * Params::kTeams + team_) * Params::kTeamWarps) * Params::kQuadRows;
+    odd_ ^= 1;
+    const int row = lane_ / 16 + lane_ / 4 % 2 * 2;
+    if ((lane_ & 11) == 0) {
+      sums[member_ * Params::kQuadRows + row] = value;
+    }
+    sync_some(kAllConsumers + 1 + team_, Params::kTeamWarps * 32);
+    if (split > 0) {
+      return 0.0f;
+    }
+    float all = 0.0f;
+    for (int i = 0; i < splits; ++i) {
+      all += sums[(quad * splits + i) * Params::kQuadRows + row];
+    }
+    return all;
+  }
+
+  // ------------------------------------------------------------------------------------------------------------------ results
+  // The first of the two adjacent rows of a half of a quad.
+  static __device__ int row_of(const PersistentGemv& g, const Chunk& chunk, int quad, int half) {
+    return is_gated(g.epilogue) ? (chunk.first + quad) * 2 : chunk.first * 4 + quad * 2 + half * chunk.quads * 2;
+  }
+
+  // What is added to the two results that a lane stores; null: nothing.
+  __device__ const T* added_to(const PersistentGemv& g, const Chunk& chunk, int quad) const {
+    return g.epilogue == GemvEpilogue::add && (lane_ & ~4) == 0 ? static_cast<const T*>(g.added) + row_of(g, chunk, quad, lane_ / 4)
+                                                                : nullptr;
+  }
+
+  __device__ void finish(const PersistentGemv& g, const Chunk& chunk, int quad, float value, unsigned residual) const {
+    if (is_gated(g.epilogue)) {
+      const float up = __shfl_xor_sync(~0u, value, 4);
+      value = activated(g.epilogue, value) * up;
+    }
+    const float next = __shfl_xor_sync(~0u, value, 16);
+    if ((lane_ & ~4) != 0 || (is_gated(g.epilogue) && lane_ != 0)) {
+      return;
+    }
+    unsigned pair = pack(value, next, T{});
+    if (g.epilogue == GemvEpilogue::add) {
+      const float2 two = unpack(pair, T{});
+      const float2 other = unpack(residual, T{});
+      pair = pack(two.x + other.x, two.y + other.y, T{});
+    }
+    const int row = row_of(g, chunk, quad, lane_ / 4);
+    *reinterpret_cast<unsigned*>(static_cast<T*>(g.part[chunk.part].out) + row) = pair;
+    if (g.handoff) {
+      store_relaxed(static_cast<T*>(g.handoff) + row, pair);
+    }
+  }
+
+  const Params& p_;
+  const Share* const shares_;
+  const Ring& ring_;
+  unsigned char* const x_;  // [group in its place][digit][value]
+  float* const steps_;      // of groups in their places; then the sums of groups
+  float* const sums_;       // of warps that share a quad: [odd][team][warp][row]
+  float* const squares_;    // [warp]
+  const int lane_;
+  const int warp_;
+  const int team_;
+  const int member_;     // of the team
+  float factor_ = 0.0f;  // of the results, once it is known
+  Slot slot_;
+  int turn_ = 0;  // whose chunk is next
+  int odd_ = 0;
+};
+
+}  // namespace mlx_cuda

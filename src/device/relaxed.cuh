@@ -1,0 +1,54 @@
+// Inline assembly of kernels whose blocks exchange results while they run (sm_70), and of the weights that they stream (sm_90).
+#pragma once
+
+#include "device/ptx.cuh"
+
+namespace mlx_cuda {
+
+// Of memory that other blocks write or read meanwhile: each word whole, in no order with others.
+__device__ inline unsigned load_relaxed(const void* from) {
+  unsigned value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ inline uint4 load16_relaxed(const void* from) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+__device__ inline void store_relaxed(void* to, unsigned value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+__device__ inline void add_relaxed(int* to, int value) {
+  asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+// Of shared memory, in order with barriers. Written out, as the compiler splits vectors that are members.
+__device__ inline unsigned load2_in_order(unsigned address) {
+  unsigned short v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address));
+  return v;
+}
+__device__ inline uint2 load8_in_order(unsigned address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+__device__ inline uint4 load16_in_order(unsigned address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  return v;
+}
+
+// Adjacent bytes, as copy_bytes, that leave the L2 cache first.
+__device__ inline void copy_bytes_once(void* shared, const void* from, int bytes, Barrier* barrier, unsigned long long once) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                   shared_address(shared)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(once)
+               : "memory");
+}
+
+}  // namespace mlx_cuda

@@ -1,0 +1,110 @@
+"""The persistent kernel of a captured step: GEMVs with 4-bit weights that hand their results over while it runs."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import mlx.core as mx
+import mlx_cuda
+import numpy as np
+import pytest
+from mlx_cuda._loader import native as _native
+
+from .decoding_checks import FOUR, PROMPT, as_it_is, check, fresh, make, replayed, run, words
+from .decoding_model import Model
+from .support import host
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("small_buckets", "hopper")]
+
+
+@pytest.fixture
+def hopper() -> None:
+    if _native.capability(mx.Device(mx.gpu, 0)) != (9, 0):
+        pytest.skip("the kernel is for Hopper")
+
+
+LAYER = "GEMV + add, norm + 2 GEMVs + swiglu, GEMV + add"
+SMALL = {"size": 512, "hidden": 1536, "layers": 3, "words": 800, "dim": 64, "heads": 16, "kv_heads": 4}
+
+
+def kernels(model: Model) -> str:
+    return str(mlx_cuda.explain(mlx_cuda.decode_step, model).kernel)
+
+
+@pytest.mark.parametrize("sizes", [
+    SMALL,
+    {**SMALL, "size": 1024, "heads": 8, "dim": 128, "hidden": 2560},
+    {**SMALL, "size": 2560, "hidden": 9728, "words": 20000, "dim": 128, "heads": 32, "kv_heads": 8},  # a row has one, two and four warps
+    {**SMALL, "size": 4096, "hidden": 14336, "dim": 128, "heads": 32, "kv_heads": 8, "layers": 2},  # rows take two slots
+    {**SMALL, "hidden": 512 * 37, "layers": 2},  # and parts of unequal length
+    {**SMALL, "hidden": 4096, "words": 512, "layers": 5},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+def test_sizes(rng: np.random.Generator, dtype: mx.Dtype, sizes: dict[str, Any]) -> None:
+    model = make(rng, dtype, FOUR, **sizes)
+    check(model, words(rng, 1, 60) % sizes["words"], dtype)
+    assert f"{sizes['layers'] - 1} persistent: {LAYER}, norm + 3 GEMVs" in kernels(model)
+    assert f"1 persistent: {LAYER}, norm + GEMV" in kernels(model)
+
+
+@pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_approx", "of itself"])
+def test_gates(rng: np.random.Generator, gate: str) -> None:
+    model = make(rng, mx.bfloat16, FOUR, **SMALL, gate=gate)
+    check(model, words(rng, 1, 40), mx.bfloat16)
+    assert "persistent" in kernels(model)
+
+
+@pytest.mark.parametrize(("sizes", "runs"), [({"size": 576}, 0), ({"layers": 1}, 0), ({"words": 802}, 3)], ids=str)
+def test_what_the_kernel_does_not_take(rng: np.random.Generator, sizes: dict[str, int], runs: int) -> None:
+    """Rows that are no multiple of 512, a step with one run of GEMVs, and a number of rows that is no multiple of four."""
+    model = make(rng, mx.bfloat16, FOUR, **{**SMALL, **sizes})
+    check(model, words(rng, 1, 30), mx.bfloat16)
+    found = [int(part.split()[0]) for part in kernels(model).split(", ") if "persistent" in part]
+    assert sum(found) == runs
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+def test_nan_and_infinity_come_through(rng: np.random.Generator, value: float) -> None:
+    """A token whose embedding is not finite: also through what is handed over, whose memory holds a NaN of its own before."""
+    bad, at = 7, 20
+    model: Any = make(rng, mx.bfloat16, FOUR, **SMALL)
+    model.embed["scales"][bad, 0] = value
+    mx.eval(model.parameters())
+    tokens = words(rng, 1, 26)
+    tokens = mx.where(tokens == bad, 8, tokens)
+    tokens[0, at] = bad
+    own, ours = (np.isfinite(host(run(model, fresh(model), tokens, step(model)))) for step in (as_it_is, replayed))
+    assert "persistent" in kernels(model)
+    assert own[:, : at - PROMPT].all()
+    assert np.array_equal(own, ours)
+
+
+def test_results_do_not_depend_on_timing(rng: np.random.Generator) -> None:
+    model = make(rng, mx.bfloat16, FOUR, **{**SMALL, "size": 2560, "hidden": 9728})
+    tokens = words(rng, 1, 200)
+    first, *others = (host(run(model, fresh(model), tokens, replayed(model))) for _ in range(4))
+    assert all(np.array_equal(first, other) for other in others)
+
+
+def test_two_streams_at_once(rng: np.random.Generator) -> None:
+    """Blocks of two such kernels are never resident in part, so that each waits for blocks that cannot begin."""
+    models = [make(rng, mx.bfloat16, FOUR, **{**SMALL, "size": 1024, "hidden": 4096, "layers": 6}) for _ in range(2)]
+    tokens = words(rng, 1, 150)
+    alone = [host(run(model, fresh(model), tokens, replayed(model))) for model in models]
+    together: dict[int, list[np.ndarray[Any, Any]]] = {0: [], 1: []}
+
+    def decode(index: int) -> None:
+        with mx.stream(mx.new_stream(mx.gpu)):
+            for _ in range(6):
+                together[index].append(host(run(models[index], fresh(models[index]), tokens, replayed(models[index]))))
+
+    threads = [threading.Thread(target=decode, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in range(2):
+        assert len(together[index]) == 6
+        assert all(np.array_equal(each, alone[index]) for each in together[index])
