@@ -288,7 +288,7 @@ def play(fault: str, dist: Dist, folder: Path, kills: int) -> Outcome:
     for entry in dist.entries:
         shutil.copy(dist.folder / entry.name, copy)
     store = folder / "store"
-    with index_support.server(store) as url, index_support.proxy(url) as proxy:
+    with index_support.server_here(store) as url, index_support.proxy(url) as proxy:
         stage = Stage(replace(dist, folder=copy), store, proxy, {entry.name: entry.sha256 for entry in dist.entries}, kills)
         try:
             with mock.patch.object(upload, "process", SimpleNamespace(run=_twine, TookTooLong=process.TookTooLong)):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import subprocess
+import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,11 +18,12 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from ci.errors import EnvironmentProblem
 from ci.files import sha256
 from ci.index import Index, named
 
 HOST = "127.0.0.1"
-ANSWER_SECONDS = 30
+START_SECONDS = 30
 
 # What goes wrong with a request: a status refuses it; it is never answered; cut off half-way; half of it is handed on, and the server
 # keeps that half; it is done, and the answer is lost.
@@ -54,6 +58,38 @@ def _running(httpd: HTTPServer) -> Iterator[str]:
         thread.join()
 
 
+@contextlib.contextmanager
+def server(folder: Path) -> Iterator[str]:
+    """Run pypiserver over `folder`, which anyone on this machine may upload to; gives its URL."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = _free_port()
+    command = [sys.executable, "-m", "pypiserver", "run", "-p", str(port), "-i", HOST, "-a", ".", "-P", ".", "--disable-fallback"]
+    command += ["--server", "wsgiref", "--backend", "simple-dir", "--log-stream", "none", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
+        try:
+            _wait(process, port)
+            yield f"http://{HOST}:{port}/"
+        finally:
+            process.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+            return
+        time.sleep(0.05)
+    process.kill()
+    said = process.stderr.read().decode("utf-8", "replace").strip() if process.stderr else ""
+    raise EnvironmentProblem(f"pypiserver did not start: {said}", fix="install the dependency group 'tests' of pyproject.toml")
+
+
 class _Wsgi(WSGIServer):
     """Says nothing of clients that hang up."""
 
@@ -66,8 +102,8 @@ class _Asked(WSGIRequestHandler):
 
 
 @contextlib.contextmanager
-def server(folder: Path) -> Iterator[str]:
-    """Run pypiserver over `folder`, which anyone on this machine may upload to; gives its URL. In a thread, as a process takes longer."""
+def server_here(folder: Path) -> Iterator[str]:
+    """As `server`, in a thread, which takes less time; it leaves files open of which it has sent a part, as uv asks for them."""
     folder.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the standard library's cgi
@@ -128,7 +164,7 @@ def _handler(state: Proxy) -> type[BaseHTTPRequestHandler]:
                 self._pass(body, answer=fault != "no-answer")
 
         def _pass(self, body: bytes, *, answer: bool) -> None:
-            connection = http.client.HTTPConnection(urlsplit(state.target).netloc, timeout=ANSWER_SECONDS)
+            connection = http.client.HTTPConnection(urlsplit(state.target).netloc, timeout=START_SECONDS)
             try:
                 connection.request(self.command, self.path, body, {**self.headers, "Connection": "close"})
                 response = connection.getresponse()
@@ -148,7 +184,7 @@ def _handler(state: Proxy) -> type[BaseHTTPRequestHandler]:
 
         def _send_torn(self, body: bytes) -> None:
             """Hand on what came, and hang up."""
-            with socket.create_connection((HOST, urlsplit(state.target).port or 80), timeout=ANSWER_SECONDS) as connection:
+            with socket.create_connection((HOST, urlsplit(state.target).port or 80), timeout=START_SECONDS) as connection:
                 lines = [f"{self.command} {self.path} HTTP/1.1", *(f"{name}: {value}" for name, value in self.headers.items()), "", ""]
                 connection.sendall("\r\n".join(lines).encode("latin-1") + body)
 

@@ -43,7 +43,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def proxy(store: Path) -> Iterator[index_support.Proxy]:
-    with index_support.server(store) as url, index_support.proxy(url) as state:
+    with index_support.server_here(store) as url, index_support.proxy(url) as state:
         yield state
 
 
