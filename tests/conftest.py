@@ -21,6 +21,8 @@ pytest.register_assert_rewrite(*(f"{__package__}.gpu.{name}" for name in ("cache
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("repeatable")
 
+BY_DAY = {None, "", "pull-request", "mlx-lm"}  # places whose runs leave tests to the nightly workflow
+
 _SKIPPED = pytest.StashKey[tuple[int, str]]()  # how many GPU tests, and why
 
 
@@ -47,6 +49,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         os.environ["TMPDIR"] = folder = tempfile.mkdtemp(prefix="mlx-cuda-tests-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A temporary folder of this run that all workers have in common; a lock says who fills it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -96,7 +107,13 @@ def _link(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
 
 @pytest.hookimpl(trylast=True)  # what -k and -m have left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave GPU tests out without a GPU, unless MLX_CUDA_REQUIRE_GPU=1 says that there has to be one. Workers begin with the slow files."""
+    """Leave GPU tests out without a GPU, unless MLX_CUDA_REQUIRE_GPU=1 says that there has to be one. Workers begin with the slow files.
+
+    By day leave out what the nightly workflow runs.
+    """
+    if config.getoption("--place", None) in BY_DAY and (long := [item for item in items if item.get_closest_marker("nightly")]):
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=long)
     if any(item.get_closest_marker("gpu") for item in items) and not _required(config) and (reason := _why_no_gpu()):
         # Skipped one by one they take seconds, and a line for each function.
         left = [item for item in items if not item.get_closest_marker("gpu")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,15 +21,6 @@ from ci.toolkit import roots
 from . import toolkit_support
 from .audit_support import NAMES, QUICK, Change, Files, World, good_files, make_world, said, with_sbom, write_wheel
 from .release_support import twine_in_this_process
-
-
-@pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A temporary folder of this run that all workers have in common; a lock says who fills it."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -7,20 +7,25 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 from packaging.version import Version
 
+from ci import process
 from ci.errors import CheckFailed, CiError, EnvironmentProblem
 from ci.matrix import REPOSITORY, load
+from ci.release import upload
 from ci.release.dist import Dist, complete
 from ci.release.publish import publish
 from ci.release.upload import Limits
 
 from . import index_support
+from .release_support import twine_in_this_process
 
 LIMITS = Limits(attempts=2, upload=20, listed=20, pause=0.1)
 KILL_SECONDS = 120
@@ -46,6 +51,7 @@ class Stage:
     store: Path  # the server's folder
     proxy: index_support.Proxy
     expected: dict[str, str]  # what the server should hold in the end: sha256 by name
+    kills: int  # so many files go in runs that are killed, the last ones
 
     @property
     def folder(self) -> Path:
@@ -99,19 +105,21 @@ def again(stage: Stage) -> str:
 
 
 def killed_after_each(stage: Stage) -> str:
-    return _killed(stage, runs=len(stage.dist.entries), passed=0, fault=None)
+    return _killed(stage, passed=0, fault=None)
 
 
 def killed_during_each(stage: Stage) -> str:
-    return _killed(stage, runs=len(stage.dist.entries), passed=1, fault="half")
+    return _killed(stage, passed=1, fault="half")
 
 
-def _killed(stage: Stage, *, runs: int, passed: int, fault: index_support.Fault | None) -> str:
+def _killed(stage: Stage, *, passed: int, fault: index_support.Fault | None) -> str:
     """Kill one run after another during its first upload, or during the second where the first completes what was killed before."""
+    runs, files = stage.kills, len(stage.dist.entries)
+    stage.begin(left=runs)
     for run in range(runs):
         _run_and_kill(stage, uploads=passed if run else 0, fault=fault)
     held = len(index_support.held(stage.store))
-    _expect(held == runs - passed, f"{held} files after {runs} kills, expected {runs - passed}")
+    _expect(held == files - passed, f"{held} files after {runs} kills, expected {files - passed}")
     uploads = stage.publish()
     _expect(uploads == passed, f"the last run sent {uploads} files, expected {passed}")
     return f"{runs} runs killed, the next completed it with {uploads} upload{'s' * (uploads != 1)}"
@@ -127,17 +135,17 @@ def _run_and_kill(stage: Stage, *, uploads: int, fault: index_support.Fault | No
 
     command = [sys.executable, "-m", "ci", "release", "publish", str(stage.folder), "--index", proxy.url]
     environment = {**os.environ, "TWINE_USERNAME": "rehearsal", "TWINE_PASSWORD": "rehearsal"}
-    process = subprocess.Popen(
+    running = subprocess.Popen(
         command, cwd=REPOSITORY, env=environment, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     proxy.fault = lambda method: fault if last(method) else None
-    proxy.then = lambda method: os.killpg(process.pid, signal.SIGKILL) if last(method) else None
+    proxy.then = lambda method: os.killpg(running.pid, signal.SIGKILL) if last(method) else None
     try:
-        _, said = process.communicate(timeout=KILL_SECONDS)
-        _expect(process.returncode == -signal.SIGKILL, f"the run ended by itself with {process.returncode}: {said}")
+        _, said = running.communicate(timeout=KILL_SECONDS)
+        _expect(running.returncode == -signal.SIGKILL, f"the run ended by itself with {running.returncode}: {said}")
     finally:
         proxy.fault, proxy.then = (lambda _: None), (lambda _: None)
-        process.kill()
+        running.kill()
 
 
 def failing_once(stage: Stage) -> str:
@@ -267,17 +275,24 @@ FAULTS: dict[str, Callable[[Stage], str]] = {
 }
 
 
-def play(fault: str, dist: Dist, folder: Path) -> Outcome:
-    """Play one fault in a folder of its own, with a server of its own."""
+def _twine(command: Sequence[str], *, timeout: float, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    if timeout < LIMITS.upload:
+        return process.run(command, timeout=timeout, env=env)
+    return twine_in_this_process(command, env=env)
+
+
+def play(fault: str, dist: Dist, folder: Path, kills: int) -> Outcome:
+    """Play one fault in a folder of its own, with a server of its own; twine runs in this process where nothing has to end it."""
     copy = folder / "dist"
     copy.mkdir(parents=True)
     for entry in dist.entries:
         shutil.copy(dist.folder / entry.name, copy)
     store = folder / "store"
-    with index_support.server(store) as url, index_support.proxy(url) as proxy:
-        stage = Stage(replace(dist, folder=copy), store, proxy, {entry.name: entry.sha256 for entry in dist.entries})
+    with index_support.server_here(store) as url, index_support.proxy(url) as proxy:
+        stage = Stage(replace(dist, folder=copy), store, proxy, {entry.name: entry.sha256 for entry in dist.entries}, kills)
         try:
-            happened, sound = FAULTS[fault](stage), True
+            with mock.patch.object(upload, "process", SimpleNamespace(run=_twine, TookTooLong=process.TookTooLong)):
+                happened, sound = FAULTS[fault](stage), True
         except (CiError, Unexpected) as error:
             happened, sound = str(error), False
         held = index_support.held(store)

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from ci.errors import EnvironmentProblem
 from ci.files import sha256
@@ -40,6 +42,12 @@ def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
     """Answer requests by it, each in a thread; gives the URL. Whatever keeps a request waiting has to end before."""
     httpd = ThreadingHTTPServer((HOST, 0), handler)
     httpd.daemon_threads = True
+    with _running(httpd) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _running(httpd: HTTPServer) -> Iterator[str]:
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
@@ -80,6 +88,31 @@ def _wait(process: subprocess.Popen[bytes], port: int) -> None:
     process.kill()
     said = process.stderr.read().decode("utf-8", "replace").strip() if process.stderr else ""
     raise EnvironmentProblem(f"pypiserver did not start: {said}", fix="install the dependency group 'tests' of pyproject.toml")
+
+
+class _Wsgi(WSGIServer):
+    """Says nothing of clients that hang up."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass
+
+
+class _Asked(WSGIRequestHandler):
+    log_message = Silent.log_message
+
+
+@contextlib.contextmanager
+def server_here(folder: Path) -> Iterator[str]:
+    """As `server`, in a thread, which takes less time; it leaves files open of which it has sent a part, as uv asks for them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the standard library's cgi
+        import pypiserver
+
+        nobody: dict[str, Any] = {"authenticate": [], "password_file": "."}
+        app = pypiserver.app(roots=[folder.resolve()], disable_fallback=True, backend_arg="simple-dir", **nobody)
+    with _running(make_server(HOST, 0, app, _Wsgi, _Asked)) as url:
+        yield url
 
 
 @dataclass

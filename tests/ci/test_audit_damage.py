@@ -1,4 +1,4 @@
-"""Each damage of the table is refused, by a sentence that names it: to a small wheel, and to a real one where MLX_CUDA_WHEEL names it."""
+"""Each damage of the table is refused, by a sentence that names it: to a small wheel, and at night to a real one, of MLX_CUDA_WHEEL."""
 
 from __future__ import annotations
 
@@ -18,28 +18,38 @@ from ci.wheelfile.wheel import read
 from .audit_support import NAMES, Files, World, with_sbom, write_wheel
 from .damage_support import DAMAGES, Damage
 
-REAL = os.environ.get("MLX_CUDA_WHEEL")  # a finished Linux wheel of this checkout
+
+@pytest.fixture(scope="module")
+def real(at_night: bool) -> Path | None:
+    """A finished Linux wheel of this checkout, of which an audit takes several times as long (``--place nightly``)."""
+    path = os.environ.get("MLX_CUDA_WHEEL")
+    return Path(path) if path and at_night else None
 
 
 @pytest.fixture(scope="module")
-def good(files: Files, tmp_path_factory: pytest.TempPathFactory) -> Files:
+def name(real: Path | None) -> str:
+    return real.name if real else NAMES["linux"]
+
+
+@pytest.fixture(scope="module")
+def good(real: Path | None, files: Files, tmp_path_factory: pytest.TempPathFactory) -> Files:
     """The files of a finished wheel."""
-    path = Path(REAL) if REAL else with_sbom(write_wheel(tmp_path_factory.mktemp("good") / NAMES["linux"], files))
+    path = real or with_sbom(write_wheel(tmp_path_factory.mktemp("good") / NAMES["linux"], files))
     return dict(read(path).members)
 
 
 @pytest.fixture(scope="module")
-def arch() -> Sequence[str]:
+def arch(real: Path | None) -> Sequence[str]:
     """The GPUs that it was built for, where that is not all of the declared ones."""
-    if not REAL or not audit_wheel(Path(REAL)):
+    if not real or not audit_wheel(real):
         return ()
-    code = describe(Path(REAL)).device
+    code = describe(real).device
     return (*code.sass, *(f"compute_{each}" for each in code.ptx))
 
 
 @pytest.fixture
-def roots(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not REAL:
+def roots(real: Path | None, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not real:
         monkeypatch.setattr(providers, "site", lambda root, _: world.site(root))
 
 
@@ -87,8 +97,7 @@ def said(path: Path, arch: Sequence[str]) -> list[str]:
 
 @pytest.mark.usefixtures("roots")
 @pytest.mark.parametrize("damage", DAMAGES, ids=[damage.what for damage in DAMAGES])
-def test_damage(tmp_path: Path, good: Files, arch: Sequence[str], damage: Damage) -> None:
-    name = Path(REAL).name if REAL else NAMES["linux"]
+def test_damage(tmp_path: Path, name: str, good: Files, arch: Sequence[str], damage: Damage) -> None:
     found = said(damaged(tmp_path / name, good, damage).rename(tmp_path / damage.name(name)), arch)
     print("\n".join(found))
     assert [each for each in found if damage.words in each]
@@ -96,6 +105,5 @@ def test_damage(tmp_path: Path, good: Files, arch: Sequence[str], damage: Damage
 
 
 @pytest.mark.usefixtures("roots")
-def test_no_damage(tmp_path: Path, good: Files, arch: Sequence[str]) -> None:
-    path = damaged(tmp_path / (Path(REAL).name if REAL else NAMES["linux"]), good, Damage("", ""))
-    assert said(path, arch) == []
+def test_no_damage(tmp_path: Path, name: str, good: Files, arch: Sequence[str]) -> None:
+    assert said(damaged(tmp_path / name, good, Damage("", "")), arch) == []

@@ -21,7 +21,7 @@ from ci.matrix import Library, Targets, load
 from ci.wheelfile.binary import fatbin
 from ci.wheelfile.wheel import read
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # these wheels change with MLX's version only
 
 DECLARED = tomllib.loads(Path(__file__).with_name("upstream.toml").read_text("utf-8"))  # what the wheels are held to
 ARCHITECTURES = Targets(tuple(DECLARED["sass"]), tuple(DECLARED["ptx"]))

@@ -7,8 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,25 +43,23 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def proxy(store: Path) -> Iterator[index_support.Proxy]:
-    with index_support.server(store) as url, index_support.proxy(url) as state:
+    with index_support.server_here(store) as url, index_support.proxy(url) as state:
         yield state
 
 
-def play_all(dist: Dist, folder: Path, names: Iterable[str]) -> dict[str, Outcome]:
-    """Play faults side by side: most of their time is waiting."""
-    with ThreadPoolExecutor(max_workers=min(4, 2 * (os.cpu_count() or 1))) as pool:
-        played = [pool.submit(play, name, dist, folder / str(number)) for number, name in enumerate(names)]
-        return {each.result().fault: each.result() for each in played}
-
-
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """Every fault, played once, with small wheels or with those of MLX_CUDA_RELEASE: a release plays them with the files that will go."""
+def outcomes(tmp_path_factory: pytest.TempPathFactory, at_night: bool) -> dict[str, Outcome]:
+    """Every fault, played once, with small wheels or with those of MLX_CUDA_RELEASE: a release plays them with the files that will go.
+
+    By day runs are killed for the last two files only, and else for each.
+    """
     if sys.platform == "win32":
         pytest.skip("process groups are killed by POSIX signals")
     folder = tmp_path_factory.mktemp("faults")
     given = os.environ.get("MLX_CUDA_RELEASE")
-    return play_all(complete(Path(given) if given else make_dist(folder / "dist")), folder, FAULTS)
+    dist = complete(Path(given) if given else make_dist(folder / "dist"))
+    kills = len(dist.entries) if given or at_night else 2
+    return {name: play(name, dist, folder / str(number), kills) for number, name in enumerate(FAULTS)}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -196,6 +193,7 @@ def test_the_manifest_is_there_before_the_first_byte(dist: Dist, proxy: index_su
     assert read_manifest(dist.folder / MANIFEST)[1] == dist.entries
 
 
+@pytest.mark.usefixtures("twine_here")
 def test_a_setting_of_the_shell_does_not_send_the_files_elsewhere(
     dist: Dist, proxy: index_support.Proxy, store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -207,6 +205,7 @@ def test_a_setting_of_the_shell_does_not_send_the_files_elsewhere(
     assert len(index_support.held(store)) == len(dist.entries)
 
 
+@pytest.mark.usefixtures("twine_here")
 @pytest.mark.parametrize(
     ("status", "error", "said"),
     [
@@ -245,6 +244,7 @@ def test_a_file_that_does_not_show(dist: Dist, proxy: index_support.Proxy) -> No
     assert len(publish(dist, index_support.index(proxy.url), limits=LIMITS, tags=()).missing) == len(dist.entries) - 1
 
 
+@pytest.mark.usefixtures("twine_here")
 def test_a_page_that_lags_behind(dist: Dist, proxy: index_support.Proxy, store: Path) -> None:
     """It is asked again until the file shows, and nothing is sent twice."""
     for entry in dist.entries[1:]:
@@ -258,6 +258,7 @@ def test_a_page_that_lags_behind(dist: Dist, proxy: index_support.Proxy, store: 
     assert proxy.uploads == 1
 
 
+@pytest.mark.usefixtures("twine_here")
 def test_an_answer_that_is_lost_before_a_page_that_lags_behind(dist: Dist, proxy: index_support.Proxy, store: Path) -> None:
     """The second attempt is told that the file is there already: the page is waited for, and has the last word."""
     for entry in dist.entries[1:]:
@@ -273,6 +274,7 @@ def test_an_answer_that_is_lost_before_a_page_that_lags_behind(dist: Dist, proxy
     assert proxy.uploads == 2
 
 
+@pytest.mark.usefixtures("twine_here")
 def test_a_wheel_that_changes_on_its_way(dist: Dist, proxy: index_support.Proxy, store: Path) -> None:
     """It is compared with the manifest when its turn comes, not only at the start."""
     last = dist.folder / dist.entries[-1].name
@@ -335,6 +337,7 @@ def downloaded(url: str, folder: Path) -> str:
     return path.name.split("-")[1]
 
 
+@pytest.mark.usefixtures("twine_here")
 def test_nobody_gets_half_a_release(dist: Dist, proxy: index_support.Proxy, store: Path, tmp_path: Path) -> None:
     """After each upload a platform has the new wheel, or still gets the release before; the most used one changes last."""
     make_dist(store, OLDER)
@@ -364,5 +367,5 @@ def test_a_fault_that_loses_a_file_is_told(dist: Dist, tmp_path: Path, monkeypat
         return "all but one forgotten"
 
     monkeypatch.setitem(FAULTS, "a careless server", lose)
-    outcomes = play_all(dist, tmp_path, ["a careless server"])
-    assert [*outcomes.values()] == [Outcome("a careless server", "all but one forgotten", len(dist.entries) - 1, sound=False)]
+    outcome = play("a careless server", dist, tmp_path / "0", kills=0)
+    assert outcome == Outcome("a careless server", "all but one forgotten", len(dist.entries) - 1, sound=False)

@@ -1,4 +1,4 @@
-"""tests/conftest.py and tests/skips.py, in a small copy of the project with a stub for MLX: what is skipped, and what may be."""
+"""tests/conftest.py and tests/skips.py, in a small project with stubs for MLX and hypothesis: what is skipped, and may be."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from tests import skips
 
 ON_GPU = "import pytest\n@pytest.mark.gpu\n@pytest.mark.parametrize('n', range(3))\ndef test_gpu(n): pass\n"
 OTHERS = "import pytest\ndef test_good(): pass\n@pytest.mark.skip(reason='its own')\ndef test_other(): pass\n"
+# Which takes longer to import than all of a test.
+HYPOTHESIS = "class settings:\n    register_profile = load_profile = staticmethod(lambda *_, **__: None)\n"
 LINE = "SKIPPED [3] tests/gpu: MLX sees no CUDA GPU (with one: pip install 'mlx-cuda[cu13]')"
 
 PARAMETRIZED = """\
@@ -52,9 +54,10 @@ def project(tmp_path: Path) -> Path:
     for folder in ("tests", "tests/gpu", "tests/package", "mlx"):
         (tmp_path / folder / "__init__.py").touch()
     (tmp_path / "mlx" / "core.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\n")
+    (tmp_path / "hypothesis.py").write_text(HYPOTHESIS)
     (tmp_path / "tests" / "gpu" / "test_gpu.py").write_text(ON_GPU)
     (tmp_path / "tests" / "package" / "test_others.py").write_text(OTHERS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -ra --strict-markers\nmarkers =\n    gpu\n    slow\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -ra --strict-markers\nmarkers =\n    gpu\n    nightly\n    slow\n")
     for name in ("conftest.py", "skips.py"):
         shutil.copy(Path(__file__).parents[1] / name, tmp_path / "tests")
     (tmp_path / "tests" / "skips.toml").write_text(SKIPS)
@@ -149,6 +152,17 @@ def test_a_module_that_is_skipped_as_a_whole_is_heard_of(project: Path, workers:
 def test_what_is_expected_to_fail_is_no_skip(project: Path) -> None:
     (project / "tests" / "package" / "test_others.py").write_text("import pytest\n@pytest.mark.xfail\ndef test_it(): assert False\n")
     assert said(project, place="some")[0] == 0
+
+
+@pytest.mark.parametrize(("workers", "place"), [("0", ""), ("2", "some"), ("0", "pull-request"), ("0", "nightly")])
+def test_what_is_left_to_the_night(project: Path, workers: str, place: str) -> None:
+    """Without a place, and on a pull request; a wheel's trial has all tests of the package."""
+    (project / "tests" / "skips.toml").write_text(SKIPS.replace("[places]", '[places]\npull-request = ""'))
+    text = "import pytest\ndef test_good(): pass\n@pytest.mark.nightly\ndef test_long(): pass\n"
+    (project / "tests" / "package" / "test_others.py").write_text(text)
+    code, lines = said(project, "-n", workers, "tests/package", place=place)
+    assert code == 0
+    assert ("1 passed, 1 deselected in " if place in {"", "pull-request"} else "2 passed in ") in lines[-1]
 
 
 def test_an_unknown_place(project: Path) -> None:

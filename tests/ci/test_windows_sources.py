@@ -1,6 +1,8 @@
 """The C++ sources as Windows compiles them, by mingw-w64: its headers and type sizes are Windows', so POSIX-isms and `long`s show.
 
 Only the syntax is checked. MLX's C++ interface on Windows is MSVC's, which GCC cannot link with; test_windows_link.py looks at that side.
+MLX's headers, most of the time that a file takes, are parsed once for all files. At night (``--place nightly``) each file is checked by
+itself: it has to include what it uses.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +27,8 @@ from ci.matrix import Platform
 SOURCES = matrix.REPOSITORY / "src"
 GXX = "x86_64-w64-mingw32-g++-posix"
 TOOLCHAIN = f"set(CMAKE_SYSTEM_NAME Windows)\nset(CMAKE_SYSTEM_PROCESSOR AMD64)\nset(CMAKE_CXX_COMPILER {GXX})\n"
+# Most sources include them.
+COMMON = ("algorithm", "mlx/ops.h", "mlx/primitives.h", "mlx/transforms.h", "mlx/backend/cuda/device.h", "mlx/backend/cuda/utils.h")
 # What Windows' own pyconfig.h says, as far as Python.h asks: it is not in the headers of another system's Python.
 PYCONFIG = """\
 #define MS_WINDOWS
@@ -59,6 +64,14 @@ class Command(NamedTuple):
     file: Path
     folder: Path
     arguments: list[str]
+
+    def of(self, *sources: str) -> list[str]:
+        """The same for other files, and without an object file."""
+        rest = list(self.arguments)
+        rest.remove("-c")
+        del rest[rest.index("-o") : rest.index("-o") + 2]
+        rest.remove(str(self.file))
+        return [*rest, "-Wpedantic", *sources]
 
 
 @pytest.fixture(scope="module")
@@ -104,15 +117,30 @@ def own(commands: list[Command]) -> list[Command]:
     return [command for command in commands if command.file.is_relative_to(matrix.REPOSITORY / "src")]
 
 
-def check(command: Command, source: Path) -> str:
+class Common(NamedTuple):
+    """A header of those that most sources include, beside what the compiler made of it, and the options that this holds for."""
+
+    header: Path
+    options: list[str]
+
+
+@pytest.fixture(scope="module")
+def common(commands: list[Command], tmp_path_factory: pytest.TempPathFactory, at_night: bool) -> Common | None:
+    if at_night:
+        return None
+    header = tmp_path_factory.mktemp("common") / "common.h"
+    header.write_text("".join(f"#include <{name}>\n" for name in COMMON))
+    ((options, count),) = Counter(tuple(command.of()) for command in own(commands)).most_common(1)
+    assert count > len(own(commands)) - 5, "the header is parsed for most sources"
+    subprocess.run([*options, "-x", "c++-header", str(header)], cwd=commands[0].folder, check=True)
+    return Common(header, list(options))
+
+
+def check(command: Command, source: Path, common: Common | None = None) -> str:
     """What the compiler says of a file, compiled as that command does."""
-    arguments = list(command.arguments)
-    del arguments[arguments.index("-o") : arguments.index("-o") + 2]
-    arguments[arguments.index(str(command.file))] = str(source)
-    arguments.remove("-c")
-    return subprocess.run(
-        [*arguments, "-fsyntax-only", "-Wpedantic"], cwd=command.folder, check=False, capture_output=True, text=True
-    ).stderr
+    included = ["-Winvalid-pch", "-include", str(common.header)] if common and command.of() == common.options else []
+    arguments = command.of("-fsyntax-only", *included, str(source))
+    return subprocess.run(arguments, cwd=command.folder, check=False, capture_output=True, text=True).stderr
 
 
 def test_every_source_is_compiled(commands: list[Command]) -> None:
@@ -120,17 +148,17 @@ def test_every_source_is_compiled(commands: list[Command]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.cpp")))
-def test_sources_hold_on_windows(commands: list[Command], name: str) -> None:
+def test_sources_hold_on_windows(commands: list[Command], common: Common | None, name: str) -> None:
     """Neither an error nor a warning of -Wall -Wextra -Wpedantic: MSVC has none of the extensions of GCC either."""
     (command,) = (each for each in own(commands) if each.file == SOURCES / name)
-    assert check(command, command.file) == ""
+    assert check(command, command.file, common) == ""
 
 
-def test_what_windows_lacks_would_be_noticed(commands: list[Command], tmp_path: Path) -> None:
-    command = own(commands)[0]
+def test_what_windows_lacks_would_be_noticed(commands: list[Command], common: Common | None, tmp_path: Path) -> None:
+    command = next(each for each in own(commands) if not common or each.of() == common.options)
     (tmp_path / "posix.cpp").write_text("#include <dlfcn.h>\n")
-    assert "dlfcn.h: No such file" in check(command, tmp_path / "posix.cpp")
+    assert "dlfcn.h: No such file" in check(command, tmp_path / "posix.cpp", common)
     (tmp_path / "long.cpp").write_text("static_assert(sizeof(long) == 8);\n")
-    assert "static assertion failed" in check(command, tmp_path / "long.cpp")
+    assert "static assertion failed" in check(command, tmp_path / "long.cpp", common)
     (tmp_path / "gnu.cpp").write_text("int f(int n) { return ({ n; }); }\n")
-    assert "forbids braced-groups" in check(command, tmp_path / "gnu.cpp")
+    assert "forbids braced-groups" in check(command, tmp_path / "gnu.cpp", common)

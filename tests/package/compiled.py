@@ -22,7 +22,7 @@ compiles = pytest.mark.skipif(sys.platform != "linux" or not shutil.which("c++")
 
 
 def compiled(folder: Path, name: str, sources: Sequence[str]) -> Any:
-    """A module of these sources and the one of this name that lies beside the tests and binds them."""
+    """A module of these sources and the one of this name that lies beside the tests and binds them; made by the first worker that asks."""
     nanobind = pytest.importorskip("nanobind")
     python, mlx = Path(sysconfig.get_paths()["include"]), Path(mx.__file__).parent
     if not (python / "Python.h").exists() or not SRC.exists():
@@ -32,7 +32,14 @@ def compiled(folder: Path, name: str, sources: Sequence[str]) -> Any:
     flags = ["-std=c++20", "-O0", "-shared", "-fPIC", "-fvisibility=hidden", *(f"-D{each}" for each in DEFINED), f"-I{SRC}"]
     headers = [f"-isystem{path}" for path in (python, nanobind.include_dir(), mlx / "include")]
     link = [f"-L{mlx / 'lib'}", "-lmlx", f"-Wl,-rpath,{mlx / 'lib'}"]
-    subprocess.run(["c++", *flags, *headers, *map(str, files), "-o", str(target), *link], check=True)
+    import fcntl  # which Windows lacks
+
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            made = folder / f"{name}.so"  # a compiler that is stopped leaves half of it
+            subprocess.run(["c++", *flags, *headers, *map(str, files), "-o", str(made), *link], check=True)
+            made.rename(target)
     spec = importlib.util.spec_from_file_location(name, target)
     assert spec
     assert spec.loader
@@ -42,7 +49,7 @@ def compiled(folder: Path, name: str, sources: Sequence[str]) -> Any:
 
 
 @pytest.fixture(scope="session")
-def native(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def native(shared_folder: Path) -> Any:
     """The cache of calls, what a model holds, composed attention, and the layouts of gather_mm's operands."""
     sources = ("bindings/call_cache.cpp", "bindings/graph.cpp", "attention/composed.cpp", "matmul/grouped/upstream_layout.cpp")
-    return compiled(tmp_path_factory.mktemp("native"), "native_on_cpu", sources)
+    return compiled(shared_folder, "native_on_cpu", sources)
