@@ -313,7 +313,7 @@ void keep(CallKey& key, nb::handle result, Sizes sizes) {
     results.push_back(nb::inst_ptr<mx::array>(one));
   }
   auto graph = Graph::between(key.arrays(), results, key.traced());
-  if (!graph) {
+  if (!graph || !graph->uses_all(key.arrays().size())) {
     return;
   }
   const bool as_python_says = sizes.hold(key.size()) && graph->one_step_reads(key.growing());

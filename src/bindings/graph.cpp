@@ -99,6 +99,24 @@ bool Graph::one_step_reads(std::uint64_t arguments) const {
   return true;
 }
 
+bool Graph::uses_all(std::size_t arguments) const {
+  std::vector<bool> used(arguments);
+  auto use = [&](const std::vector<Place>& places) {
+    for (const Place place : places) {
+      if (place < arguments) {
+        used[place] = true;
+      }
+    }
+  };
+  use(results_);
+  for (const auto& step : steps_) {
+    if (const auto* node = std::get_if<Node>(&step)) {
+      use(node->inputs);
+    }
+  }
+  return std::find(used.begin(), used.end(), false) == used.end();
+}
+
 void Graph::repeat(ArrayPointers& values, Arrays& made) const {
   made.reserve(outputs_);  // so that they stay where they are
   for (const auto& step : steps_) {

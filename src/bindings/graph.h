@@ -30,6 +30,10 @@ class Graph {
   // them have its shape.
   bool one_step_reads(std::uint64_t arguments) const;
 
+  // Whether each of the first values, which are the arguments, is an input of a step or a result. Python may have read the others'
+  // numbers, as of an array that is an option.
+  bool uses_all(std::size_t arguments) const;
+
   // The same for other arguments of equal shapes and dtypes: `values` holds them, and then all that is made, which `made` owns.
   void repeat(ArrayPointers& values, Arrays& made) const;
 

@@ -144,7 +144,7 @@ def attention(
 
     Raises:
         ValueError: Shapes, dtypes or an option do not fit, or ``force_fused`` is set and no fused kernel supports the call.
-        TypeError: An argument is not an MLX array.
+        TypeError: An argument is not an MLX array, or an option is not of its type.
 
     On GPUs of compute capability 8.0 or newer, float16 and bfloat16 with D and Dv multiples of 8 up to 256 run fused: up to 32 queries
     in mlx-cuda's split-KV decode kernel; more in cuDNN, or in mlx-cuda's FlashAttention kernel with array masks, softcapping, ragged
@@ -155,7 +155,7 @@ def attention(
         require_arrays("attention", q=q, k=k, v=v)
         arrays = operands(
             q, k, v, scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks, lengths=lengths,
-            left_padding=left_padding, return_lse=return_lse, deterministic=deterministic,
+            left_padding=left_padding, return_lse=return_lse, deterministic=deterministic, force_fused=force_fused,
         )  # fmt: skip
         (q, k, v, options), choice = arrays, choose(*arrays, on)
         at_once = q.shape[1] <= MOST_BLOCKS and q.shape[0] <= most_batches(choice.engine, q, k, options)

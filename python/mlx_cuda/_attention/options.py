@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, dtype_text, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, dtype_text, number, require_flags, shape_text, value_text
 from .._common.choice import dtype_name
 from .._common.errors import WrongValue
 from .rules import MaskKind, WindowKind
@@ -140,10 +140,11 @@ def operands(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> tuple[mx.
 def checked(
     operation: str, q: mx.array, k_len: int, *, scale: float | None = None, mask: object = None, window_size: Window = None,
     softcap: float | None = None, sinks: mx.array | None = None, lengths: mx.array | None = None, left_padding: mx.array | None = None,
-    return_lse: bool = False, deterministic: bool = False,
+    return_lse: bool = False, deterministic: bool = False, force_fused: bool = False,
 ) -> tuple[mx.array, Options]:  # fmt: skip
     """Return q and the checked options of all forms of attention, with a positive scale."""
-    q, factor = positive_scale(q, scale)
+    require_flags(operation, return_lse=return_lse, deterministic=deterministic, force_fused=force_fused)
+    q, factor = positive_scale(operation, q, scale)
     return q, Options(
         factor,
         softcap=check_softcap(operation, softcap),
@@ -157,12 +158,12 @@ def checked(
     )
 
 
-def positive_scale(q: mx.array, scale: float | None) -> tuple[mx.array, float]:
+def positive_scale(operation: str, q: mx.array, scale: float | None) -> tuple[mx.array, float]:
     """Return q and a positive scale that give the same scores.
 
     Fused kernels take the maximum of the scores before they scale, and return NaN for other scales; both conversions here are exact.
     """
-    factor = float(scale) if scale is not None else max(q.shape[-1], 1) ** -0.5
+    factor = number(operation, "scale", scale) if scale is not None else max(q.shape[-1], 1) ** -0.5
     if factor > 0:
         return q, factor
     return (-q, -factor) if factor < 0 else (q * 0, 1.0)
@@ -172,7 +173,7 @@ def check_window(operation: str, size: Window, mask: object, keys: int) -> tuple
     """Return the number of keys before and after a query's position that it attends to; -1 for all, also if there are no more."""
     sides = size if isinstance(size, tuple) else (size, None)
     if len(sides) != 2 or any(side is not None and (type(side) is not int or side < 0) for side in sides):
-        raise WrongValue(f"[{operation}] window_size must be a number of keys or two, not negative, got {size!r}.")
+        raise WrongValue(f"[{operation}] window_size must be a number of keys or two, not negative, got {value_text(size)}.")
     left, right = sides
     if isinstance(mask, str):
         right = 0
@@ -183,9 +184,10 @@ def check_softcap(operation: str, softcap: float | None) -> float:
     """Return the logit softcapping, 0 for none."""
     if softcap is None:
         return 0.0
-    if not (math.isfinite(softcap) and softcap > 0):
+    value = number(operation, "softcap", softcap)
+    if not (math.isfinite(value) and value > 0):
         raise WrongValue(f"[{operation}] softcap must be positive and finite, got {softcap}.")
-    return float(softcap)
+    return value
 
 
 def check_mask(operation: str, mask: object, q: mx.array, k_len: int) -> mx.array | None:

@@ -103,7 +103,7 @@ def paged_attention(
 
     Raises:
         ValueError: Shapes, dtypes or an option do not fit, or ``force_fused`` is set and the kernel does not support the call.
-        TypeError: An argument is not an MLX array.
+        TypeError: An argument is not an MLX array, or an option is not of its type.
 
     Up to 32 queries run in the decode kernel of :func:`attention`, with pages of a multiple of 16 keys. Other calls copy the pages into
     contiguous memory first.
@@ -119,7 +119,7 @@ def paged_attention(
         k_len = table.shape[1] * k_pages.shape[2]
         q, options = checked(
             "paged_attention", q, k_len, scale=scale, mask="causal", window_size=window_size, softcap=softcap, sinks=sinks, lengths=ends,
-            return_lse=return_lse,
+            return_lse=return_lse, force_fused=force_fused,
         )  # fmt: skip
         engine = native.engine(on)
         if isinstance(engine, str) or not k_pages.shape[0]:

@@ -140,7 +140,7 @@ def quantized_attention(
 
     Raises:
         ValueError: The parts of k or v do not match, or as :func:`attention`.
-        TypeError: An argument is not an MLX array, or k or v is not a tuple.
+        TypeError: An argument is not an MLX array, k or v is not a tuple, or an option is not of its type.
 
     Up to 64 queries that share a KV head run in a kernel that reads the quantized cache: 4 and 8 bits, head sizes a multiple of 32 up to
     256, pages of a multiple of 16 keys, compute capability 8.0 or newer. Other calls dequantize the cache and run :func:`attention`.
@@ -183,7 +183,7 @@ def attend(
         attention_dtype(operation, q.shape, k_shape, v_shape, q.dtype)
         q, options = checked(
             operation, q, k_shape[2], scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks, lengths=lengths,
-            left_padding=left_padding, return_lse=return_lse,
+            left_padding=left_padding, return_lse=return_lse, force_fused=force_fused,
         )  # fmt: skip
         engine = native.engine(on)
         if isinstance(engine, str):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, require_arrays, resolve, shape_text, value_text
 from .._common.choice import Choice
 from .._common.errors import WrongValue
 from .._common.gradients import with_gradients
@@ -138,22 +138,22 @@ def attention_varlen(
     Raises:
         ValueError: Shapes, dtypes or an option do not fit, or ``force_fused`` is set and the FlashAttention kernel does not support the
             call.
-        TypeError: An argument is not an MLX array.
+        TypeError: An argument is not an MLX array, or an option is not of its type.
 
     On GPUs of compute capability 8.0 or newer, mlx-cuda's FlashAttention kernel reads the packed sequences in place. Calls that it does not
     support, and gradients, run :func:`attention` on padded sequences. No engine synchronizes with the CPU.
     """
     require_arrays("attention_varlen", q=q, k=k, v=v)
     dtype = _dtype(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype)
-    if mask not in (None, "causal"):
-        raise WrongValue(f"[attention_varlen] mask must be None or 'causal', got {mask!r}.")
+    if mask is not None and not (isinstance(mask, str) and mask == "causal"):
+        raise WrongValue(f"[attention_varlen] mask must be None or 'causal', got {value_text(mask)}.")
     on = resolve(stream)
     with mx.stream(on):
         packing = _packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         q, k, v = (array.astype(dtype) for array in (q, k, v))
         q, options = checked(
             "attention_varlen", q, max_seqlen_k, scale=scale, mask=mask, window_size=window_size, softcap=softcap, sinks=sinks,
-            return_lse=return_lse,
+            return_lse=return_lse, force_fused=force_fused,
         )  # fmt: skip
         if isinstance(engine := native.engine(on), str):
             choice = Choice("fallback", engine)
@@ -179,7 +179,7 @@ def _packing(cu_q: mx.array, cu_k: mx.array, max_q: int, max_k: int) -> Packing:
         raise WrongValue(f"[attention_varlen] cu_seqlens_q must have the shape (sequences + 1,), got {shape_text(cu_q.shape)}.")
     for name, most in (("max_seqlen_q", max_q), ("max_seqlen_k", max_k)):
         if type(most) is not int or most < 0:
-            raise WrongValue(f"[attention_varlen] {name} must be a number, not negative, got {most!r}.")
+            raise WrongValue(f"[attention_varlen] {name} must be a number, not negative, got {value_text(most)}.")
     cu_q = check_array("attention_varlen", "cu_seqlens_q", cu_q, cu_q.shape, mx.int32)
     return Packing(cu_q, check_array("attention_varlen", "cu_seqlens_k", cu_k, cu_q.shape, mx.int32), max_q, max_k)
 

@@ -5,7 +5,8 @@ An operation has a few microseconds of CPU overhead before its kernel is launche
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import contextlib
+from typing import SupportsFloat, TypeAlias
 
 import mlx.core as mx
 
@@ -40,7 +41,15 @@ def require_flags(operation: str, /, **flags: object) -> None:
     """Raise a TypeError that names the first argument that is not True or False, as MLX's own functions do."""
     for name, value in flags.items():
         if not isinstance(value, bool):
-            raise WrongType(f"[{operation}] {name} must be True or False, got {value!r}.")
+            raise WrongType(f"[{operation}] {name} must be True or False, got {value_text(value)}.")
+
+
+def number(operation: str, name: str, value: object) -> float:
+    """Return a number as a float. An array is none: its value is not known before it is evaluated."""
+    if isinstance(value, (float, int, SupportsFloat)) and not isinstance(value, mx.array):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            return float(value)
+    raise WrongType(f"[{operation}] {name} must be a number, got {value_text(value)}.")
 
 
 def check_array(operation: str, name: str, values: mx.array, shape: Shape, dtype: mx.Dtype) -> mx.array:
@@ -71,6 +80,11 @@ def dense_dtype(operation: str, *dtypes: mx.Dtype) -> mx.Dtype:
 def dtype_text(*dtypes: mx.Dtype) -> str:
     """Return the dtypes for a message: ``float16 and int32``."""
     return " and ".join(map(dtype_name, dtypes))
+
+
+def value_text(value: object) -> str:
+    """Return a wrong argument for a message; an array is not evaluated."""
+    return type(value).__name__ if isinstance(value, mx.array) else repr(value)
 
 
 def shape_text(*shapes: Shape) -> str:

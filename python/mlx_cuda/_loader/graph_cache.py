@@ -23,7 +23,8 @@ MOST = 2**31 - 1  # elements of an axis
 def cached(operation: Callable[P, R]) -> Callable[P, R]:
     """Cache a function with a ``prepare`` that returns an array or a tuple of arrays, once the native module is loaded."""
     module: Any = None
-    call, prepare = operation, vars(operation)["prepare"]
+    call: Callable[..., R] = operation
+    prepare = vars(operation)["prepare"]
 
     @wraps(operation)
     def by_way(*arguments: P.args, **options: P.kwargs) -> R:
@@ -31,8 +32,10 @@ def cached(operation: Callable[P, R]) -> Callable[P, R]:
         if native.loaded is not module:
             call = natively(operation)
             module = native.loaded
-        result: R = prepare(*arguments, **options).result() if module is None else call(*arguments, **options)
-        return result
+        if module is None:
+            result: R = prepare(*arguments, **options).result()
+            return result
+        return call(*arguments, **options) if options else call(*arguments)  # without another dict for no options
 
     return by_way
 

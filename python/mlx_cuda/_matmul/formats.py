@@ -7,7 +7,7 @@ from typing import NamedTuple, SupportsIndex, TypeAlias
 
 import mlx.core as mx
 
-from .._common.arrays import Shape, dense_dtype, dtype_text, require_flags, shape_text
+from .._common.arrays import Shape, dense_dtype, dtype_text, require_flags, shape_text, value_text
 from .._common.choice import dtype_name
 from .._common.errors import WrongType, WrongValue
 
@@ -39,10 +39,10 @@ def require_options(operation: str, transpose: object, group_size: object, bits:
     """Raise a TypeError that names the first option with a type that MLX's function does not accept."""
     require_flags(operation, transpose=transpose)
     for name, value in (("group_size", group_size), ("bits", bits)):
-        if value is not None and not isinstance(value, SupportsIndex):
-            raise WrongType(f"[{operation}] {name} must be an integer or None, got {value!r}.")
+        if value is not None and (not isinstance(value, SupportsIndex) or isinstance(value, mx.array)):
+            raise WrongType(f"[{operation}] {name} must be an integer or None, got {value_text(value)}.")
     if not isinstance(mode, str):
-        raise WrongType(f"[{operation}] mode must be a string, got {mode!r}.")
+        raise WrongType(f"[{operation}] mode must be a string, got {value_text(mode)}.")
 
 
 def weights(operation: str, parts: Parts, transpose: bool, group_size: int | None, bits: int | None, mode: str) -> tuple[Format, int, int]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from types import NoneType
 from typing import Literal
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, dense_dtype, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, dense_dtype, require_arrays, resolve, shape_text, value_text
 from .._common.choice import Choice, dtype_name
 from .._common.errors import WrongType, WrongValue
 from .._loader import native
@@ -87,7 +88,7 @@ def fp8_matmul(
         if array is not None and not mx.issubdtype(array.dtype, mx.floating):
             raise WrongValue(f"[fp8_matmul] {name} must be of a floating type, got {dtype_name(array.dtype)}.")
     if not isinstance(out_dtype, mx.Dtype):
-        raise WrongType(f"[fp8_matmul] out_dtype must be an mlx.core.Dtype, got {out_dtype!r}.")
+        raise WrongType(f"[fp8_matmul] out_dtype must be an mlx.core.Dtype, got {value_text(out_dtype)}.")
     if out_dtype not in (mx.float16, mx.bfloat16, mx.float32):
         raise WrongValue(f"[fp8_matmul] out_dtype must be float16, bfloat16 or float32, got {dtype_name(out_dtype)}.")
     on = resolve(stream)
@@ -170,8 +171,8 @@ def quantize_fp8(x: mx.array, *, axis: Axis = None, stream: StreamOrDevice = Non
     float32 on a CUDA GPU are quantized by a kernel that reads them once or twice; other calls run on MLX's operations.
     """
     require_arrays("quantize_fp8", x=x)
-    if axis not in HOW:
-        raise WrongValue(f"[quantize_fp8] axis must be None, -1, 'block128' or 'block128x128', got {axis!r}.")
+    if not isinstance(axis, (int, str, NoneType)) or axis not in HOW:
+        raise WrongValue(f"[quantize_fp8] axis must be None, -1, 'block128' or 'block128x128', got {value_text(axis)}.")
     dense_dtype("quantize_fp8", x.dtype)
     if x.ndim < 1 or (axis == "block128x128" and x.ndim != 2):
         form = "[N, K]" if axis == "block128x128" else "[..., K]"

@@ -190,6 +190,7 @@ def gather_qmm(
     tokens in float16 or bfloat16 run in the grouped GEMM, whose weights are dequantized in the kernel (Hopper, K a multiple of 64) or
     before it. Other calls run MLX's function. x, and affine scales and biases, have gradients.
     """
+    require_arrays("gather_qmm", ("global_scale",), global_scale=global_scale)
     if lhs_indices is None and rhs_indices is None and global_scale is None:  # one of quantized_matmul
         require_flags("gather_qmm", sorted_indices=sorted_indices)
         return quantized_matmul.prepare(x, w, scales, biases, transpose, group_size, bits, mode, stream=stream)

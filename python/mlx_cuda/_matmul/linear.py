@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, cast, dtype_text, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, cast, dtype_text, require_arrays, resolve, shape_text, value_text
 from .._common.choice import Choice, against_native, dtype_name
 from .._common.errors import WrongValue
 from .._loader import native
@@ -51,6 +51,7 @@ def linear(
             dtype, choice = _plan(x.shape, w.shape, bias.shape, activation, x.dtype, w.dtype, bias.dtype)
     except (AttributeError, TypeError, ValueError):  # which may be of what is no array
         require_arrays("linear", ("bias",), x=x, w=w, bias=bias)
+        _require_activation(activation)  # which may have no hash
         raise
     on = resolve(stream)
     if choice.engine == "mlx" and isinstance(found := native.engine(on), str):
@@ -63,9 +64,7 @@ def linear(
 @lru_cache(CACHED_SHAPES)
 def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtypes: mx.Dtype) -> tuple[mx.Dtype | None, Choice]:
     """Return the dtype to compute in (None: that of all arguments), and the engine if there is a native module."""
-    if activation not in (None, *get_args(Activation)):
-        names = ", ".join(repr(name) for name in get_args(Activation))
-        raise WrongValue(f"[linear] Activation must be None or one of {names}, got {activation!r}.")
+    _require_activation(activation)
     if len(x) < 1 or len(w) != 2 or x[-1] != w[1]:
         raise WrongValue(f"[linear] Shapes must be x [..., K] and w [N, K], got {shape_text(x, w)}.")
     if bias is not None and bias != w[:1]:
@@ -83,6 +82,12 @@ def _plan(x: Shape, w: Shape, bias: Shape | None, activation: str | None, *dtype
     else:
         choice = Choice("cublaslt", "bias and activation are in the epilogue, where cuBLASLt has an algorithm with it")
     return None if {*dtypes} == {dtype} else dtype, choice
+
+
+def _require_activation(activation: object) -> None:
+    if activation is not None and not (isinstance(activation, str) and activation in get_args(Activation)):
+        names = ", ".join(repr(name) for name in get_args(Activation))
+        raise WrongValue(f"[linear] Activation must be None or one of {names}, got {value_text(activation)}.")
 
 
 def _composed(x: mx.array, w: mx.array, bias: mx.array | None, activation: str | None) -> mx.array:

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import mlx.core as mx
 
-from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, require_arrays, resolve, shape_text
+from .._common.arrays import CACHED_SHAPES, Shape, StreamOrDevice, check_array, require_arrays, resolve, shape_text, value_text
 from .._common.choice import HALF, OLDEST_GPU, Choice, dtype_name, first_reason, sm
 from .._common.errors import WrongValue
 from .._loader import native
@@ -87,8 +87,8 @@ def short_conv(
     with mx.stream(on):
         require_arrays("short_conv", ("bias", "state"), x=x, weight=weight, bias=bias, state=state)
         _check(x.shape, weight.shape)
-        if activation not in (None, "silu"):
-            raise WrongValue(f"[short_conv] activation must be 'silu' or None, got {activation!r}.")
+        if activation is not None and not (isinstance(activation, str) and activation == "silu"):
+            raise WrongValue(f"[short_conv] activation must be 'silu' or None, got {value_text(activation)}.")
         dtype = floating("short_conv", x.dtype, weight.dtype)
         channels, taps = weight.shape[:2]
         if bias is not None:
