@@ -1,6 +1,6 @@
 # mlx_cuda_add_device_code(<target> PYTHON <interpreter> ARCHITECTURES <names>...)
 #
-# The device code as one step: `python -m ci.device` compiles what its store lacks (ci/device), on all cores, and writes a fatbin for
+# The device code as one step: `python -m ci.device` compiles what its store lacks (ci/device), on all cores, and writes a packed fatbin for
 # each source and a manifest into <build>/device, and the manifest's digest into a header, by which a module knows its device code.
 # What depends on <target> waits, so that device and host code do not compete for the cores.
 function(mlx_cuda_add_device_code target)
@@ -26,5 +26,11 @@ function(mlx_cuda_add_device_code target)
         VERBATIM
     )
     add_custom_target(${target} DEPENDS "${folder}/manifest.json" "${header}")
-    install(DIRECTORY "${folder}/" DESTINATION "${PROJECT_NAME}/device" FILES_MATCHING PATTERN "*.fatbin" PATTERN "manifest.json")
+    install(
+        DIRECTORY "${folder}/"
+        DESTINATION "${PROJECT_NAME}/device"
+        FILES_MATCHING
+        PATTERN "*.fatbin.lzma"
+        PATTERN "manifest.json"
+    )
 endfunction()

@@ -10,6 +10,7 @@ function(mlx_cuda_host_code target)
         SYSTEM
         PRIVATE
             src/compat
+            third_party
             "${CMAKE_CURRENT_BINARY_DIR}/include"
             "${arg_MLX}"
             "${arg_CUDNN_FRONTEND}/include"

@@ -1,7 +1,7 @@
 """``python -m ci device``: compile the device code, for the wheels of all platforms.
 
-Compiles each kernel ahead of time for the declared GPUs. The output directory gets a fatbin for each source, and a manifest of SHA-256
-digests. A build with MLX_CUDA_DEVICE_CODE set to that directory uses it instead of compiling.
+Compiles each kernel ahead of time for the declared GPUs. The output directory gets a packed fatbin for each source, and a manifest of
+SHA-256 digests. A build with MLX_CUDA_DEVICE_CODE set to that directory uses it instead of compiling.
 
 Compiled code is kept in the user's cache; MLX_CUDA_DEVICE_STORE names another directory, or 'off'. CMAKE_BUILD_PARALLEL_LEVEL sets the
 number of parallel compilers.

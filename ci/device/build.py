@@ -1,4 +1,4 @@
-"""Compile what the store lacks: NVRTC, then ptxas for each GPU, then one fatbin a source, on as many cores as there are."""
+"""Compile what the store lacks: NVRTC, then ptxas for each GPU, then one packed fatbin a source, on as many cores as there are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from pathlib import Path
 from types import FrameType
 
 from ..errors import CheckFailed
-from . import compilers, manifest, plan
+from ..matrix import newest_first
+from . import compilers, manifest, packed, plan
 from .store import Store
 
 
@@ -66,9 +67,9 @@ def perform(step: Step, using: compilers.Tools, store: Store) -> tuple[float, in
     elif step.front:
         data = compilers.assemble(using, load(step.front), step.architecture, step.source.path.name)
     else:
-        sass = {each: load(step.source.sass_key(each)) for each in step.source.targets.sass}
-        ptx = {each: load(step.source.ptx_key(each)) for each in step.source.targets.ptx}
-        data = compilers.NvFatbin(using.nvfatbin).pack(step.source.path.name, sass, ptx)
+        sass = {each: load(step.source.sass_key(each)) for each in newest_first(step.source.targets.sass)}
+        ptx = {each: load(step.source.ptx_key(each)) for each in newest_first(step.source.targets.ptx)}
+        data = packed.pack(compilers.NvFatbin(using.nvfatbin).pack(step.source.path.name, sass, ptx))
     store.put(step.key, data)
     return time.monotonic() - start, len(data)
 

@@ -136,9 +136,9 @@ class NvFatbin:
             raise CheckFailed(f"{name}: {self._lib.nvFatbinGetErrorString(c_int(status)).decode()}")
 
     def pack(self, name: str, sass: dict[str, bytes], ptx: dict[str, bytes]) -> bytes:
-        """Pack code by architecture; every entry is compressed for size, with zstd, which drivers read from 550.54 on."""
+        """Pack code by architecture, in this order, uncompressed: `packed` compresses all of it together."""
         # The host option only matters to nvcc's linker; one value makes the fatbin the same on every build machine.
-        options = (c_char_p * 3)(b"-64", b"-compress-mode=size", b"-host=linux")
+        options = (c_char_p * 3)(b"-64", b"-compress=false", b"-host=linux")
         handle = c_void_p()
         self._call("nvFatbinCreate", byref(handle), options, len(options))
         try:

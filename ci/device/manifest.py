@@ -14,13 +14,14 @@ from ..errors import EnvironmentProblem
 from ..files import write_changed
 from ..toolkit import roots
 from . import plan
+from .packed import SUFFIX
 
 NAME = "manifest.json"
 
 
 @dataclass(frozen=True)
 class Fatbin:
-    """One file, ``<source>.fatbin``."""
+    """One file, ``<source>.fatbin.lzma``."""
 
     sha256: str
     size: int
@@ -70,8 +71,8 @@ def write(output: Path, sources: Sequence[plan.Source], fatbins: Mapping[str, by
     }
     made = Manifest(inputs(sources), roots.find(matrix.load().device.root).packages, told)
     for name, data in fatbins.items():
-        write_changed(output / f"{name}.fatbin", data)
-    for old in set(output.glob("*.fatbin")) - {output / f"{name}.fatbin" for name in fatbins}:
+        write_changed(output / f"{name}{SUFFIX}", data)
+    for old in set(output.glob(f"*{SUFFIX}")) - {output / f"{name}{SUFFIX}" for name in fatbins}:
         old.unlink()
     write_changed(output / NAME, made.text.encode())
     return made
@@ -84,10 +85,10 @@ def take(folder: Path, sources: Sequence[plan.Source], output: Path) -> Manifest
         given = parse((folder / NAME).read_text("utf-8"))
         if given.inputs != inputs(sources) or set(given.fatbins) != {source.name for source in sources}:
             raise EnvironmentProblem(f"the device code in {folder} was made from other sources, compilers or for other GPUs", fix=fix)
-        fatbins = {name: (folder / f"{name}.fatbin").read_bytes() for name in given.fatbins}
+        fatbins = {name: (folder / f"{name}{SUFFIX}").read_bytes() for name in given.fatbins}
     except (OSError, ValueError) as error:
         raise EnvironmentProblem(f"{folder} holds no device code: {error}", fix=fix) from None
     for name, data in fatbins.items():
         if hashlib.sha256(data).hexdigest() != given.fatbins[name].sha256:
-            raise EnvironmentProblem(f"{folder / name}.fatbin is damaged: its digest is not the manifest's", fix=fix)
+            raise EnvironmentProblem(f"{folder / name}{SUFFIX} is damaged: its digest is not the manifest's", fix=fix)
     return write(output, sources, fatbins)

@@ -18,6 +18,7 @@ from ..toolkit import roots
 SRC = matrix.REPOSITORY / "src"
 OPTIONS = ("--std=c++20", "--device-as-default-execution-space")  # of NVRTC
 MAKER = Path(__file__).with_name("compilers.py").read_text("utf-8")  # part of every key: the compilers' options
+PACKER = Path(__file__).with_name("packed.py").read_text("utf-8")  # part of a fatbin's key
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>|(\w+))', re.MULTILINE)
 
@@ -56,7 +57,7 @@ class Source:
 
     @property
     def fatbin_key(self) -> str:
-        return key("fatbin", *map(self.sass_key, self.targets.sass), *map(self.ptx_key, self.targets.ptx))
+        return key("fatbin", PACKER, *map(self.sass_key, self.targets.sass), *map(self.ptx_key, self.targets.ptx))
 
 
 def sources(requested: Sequence[str], folder: Path | None = None) -> list[Source]:

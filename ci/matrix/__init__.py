@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import EnvironmentProblem
 from ..files import tomllib
 from .model import Build, Change, Compilers, Cuda, Extra, Library, Matrix, Platform, Preload, Row, System, numbers
-from .targets import Device, Targets, architecture_order, capability
+from .targets import Device, Targets, architecture_order, capability, newest_first
 
 __all__ = [
     "REPOSITORY",
@@ -32,6 +32,7 @@ __all__ = [
     "capability",
     "host_platform",
     "load",
+    "newest_first",
     "numbers",
     "parse",
     "platform",

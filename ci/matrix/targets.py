@@ -16,6 +16,11 @@ def architecture_order(architecture: str) -> tuple[int, str]:
     return int(parts[1]), parts[2]
 
 
+def newest_first(architectures: Iterable[str]) -> list[str]:
+    """The order of SASS, and of PTX, in a fatbin: native modules take the first that a GPU runs."""
+    return sorted(architectures, key=architecture_order, reverse=True)
+
+
 def capability(architecture: str) -> int:
     """The compute capability of the GPUs that an architecture is for: 90 of 90a."""
     return architecture_order(architecture)[0]

@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from io import BytesIO
 from typing import Any, NamedTuple
 
+from ..device.packed import SUFFIX
 from ..matrix import architecture_order
 from ..wheelfile.binary import fatbin
 from ..wheelfile.facts import ModuleFacts, WheelFacts, facts, highest
@@ -147,9 +148,17 @@ def examine(wheel: Wheel) -> Contents:
 
 
 def _device(wheel: Wheel) -> Code:
-    found = together(map(parts, wheel.fatbins.values()))
-    held = {source: frozenset[tuple[str, str]]().union(*_held(data)) for source, data in wheel.fatbins.items()}
+    unpacked = wheel.unpacked
+    found = together(_packed(data, unpacked[source]) for source, data in wheel.fatbins.items())
+    held = {source: frozenset[tuple[str, str]]().union(*_held(data)) for source, data in unpacked.items()}
     return Code("device code", sum(found.values()), found, held)
+
+
+def _packed(data: bytes, unpacked: bytes) -> dict[Label, int]:
+    """The bytes of a packed fatbin, divided as those of the fatbin are: its code is compressed in one stream."""
+    sizes = Counter({label: size * len(data) // len(unpacked) for label, size in parts(unpacked).items()})
+    sizes[PADDING] += len(data) - sizes.total()
+    return _ordered(sizes)
 
 
 def _module(wheel: Wheel, known: ModuleFacts) -> Code:
@@ -173,7 +182,7 @@ def _kinds(wheel: Wheel, code: Iterable[Code]) -> dict[str, int]:
     for each in code:
         for label, size in each.parts.items():
             sizes[label.kind] += size
-    for name in wheel.members.keys() - wheel.binaries.keys() - {f"{DEVICE}{source}.fatbin" for source in wheel.fatbins}:
+    for name in wheel.members.keys() - wheel.binaries.keys() - {f"{DEVICE}{source}{SUFFIX}" for source in wheel.fatbins}:
         about, python = name.startswith(f"{wheel.dist_info}/"), name.endswith((".py", ".pyi", ".typed"))
         sizes["about" if about else "python" if python else "other"] += len(wheel.members[name])
     return {kind: sizes[kind] for kind in KINDS if sizes[kind]}

@@ -60,7 +60,7 @@ def facts(wheel: Wheel) -> WheelFacts:
 
 def device(wheel: Wheel) -> DeviceFacts:
     files = wheel.fatbins
-    found = [each for data in files.values() for each in fatbin.readable(data)]
+    found = [each for data in wheel.unpacked.values() for each in fatbin.readable(data)]
     return DeviceFacts(
         digest=wheel.device_digest,
         size=sum(map(len, files.values())),

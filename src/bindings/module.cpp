@@ -150,10 +150,10 @@ NB_MODULE(MLX_CUDA_MODULE, m) {
   m.def("allocation_route", &mlx_cuda::allocation_route, "stream"_a);
   m.def(
       "add_device_code",
-      [](const std::string& source, const nb::bytes& fatbin) {
-        mlx_cuda::add_device_code(source, {static_cast<const char*>(fatbin.data()), fatbin.size()});
+      [](const std::string& source, const nb::bytes& packed) {
+        mlx_cuda::add_device_code(source, {static_cast<const char*>(packed.data()), packed.size()});
       },
-      "source"_a, "fatbin"_a);
+      "source"_a, "packed"_a);
   mlx_cuda::on_unavailable(&warn);
   m.def("inject_fault", &mlx_cuda::inject_fault, "where"_a, "after"_a);
   m.def("build_info", &build_info);

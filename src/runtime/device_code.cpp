@@ -2,6 +2,7 @@
 
 #include "runtime/faults.h"
 #include "runtime/status.h"
+#include "runtime/unpack.h"
 
 #include <algorithm>
 #include <array>
@@ -16,10 +17,10 @@ namespace mlx_cuda {
 
 namespace {
 
-// The fatbins by source. A string's heap memory is aligned to 16 bytes, as the driver needs it.
+// The packed code by source.
 std::map<std::string, std::string, std::less<>>& device_code() {
-  static auto& fatbins = *new std::map<std::string, std::string, std::less<>>;  // never destroyed: a thread may outlive main
-  return fatbins;
+  static auto& packed = *new std::map<std::string, std::string, std::less<>>;  // never destroyed: a thread may outlive main
+  return packed;
 }
 
 [[noreturn]] void lacks_code(const std::string& what) {
@@ -28,6 +29,11 @@ std::map<std::string, std::string, std::less<>>& device_code() {
       std::to_string(device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)) + "." +
       std::to_string(device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)) +
       ". Install a build for this GPU; `python -m mlx_cuda doctor` says what this one holds.");
+}
+
+int real_capability() {
+  return 10 * device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+         device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 }
 
 int named_capability() {
@@ -65,8 +71,8 @@ void limit_residency(CUfunction function) {
 
 }  // namespace
 
-void add_device_code(const std::string& source, std::string_view fatbin) {
-  device_code().insert_or_assign(source, std::string(fatbin));
+void add_device_code(const std::string& source, std::string_view packed) {
+  device_code().insert_or_assign(source, std::string(packed));
 }
 
 int device_attribute(CUdevice_attribute attribute) {
@@ -90,9 +96,7 @@ int device_attribute(CUdevice_attribute attribute) {
 }
 
 int compute_capability() {
-  return named_capability() > 0 ? named_capability()
-                                : 10 * device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
-                                      device_attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+  return named_capability() > 0 ? named_capability() : real_capability();
 }
 
 bool is_hopper() {
@@ -136,13 +140,13 @@ std::string type_name(mlx::core::Dtype dtype) {
 struct KernelModule::Code {
   std::string source{};
   std::mutex mutex{};
-  CUlibrary library = nullptr;
+  std::map<int, CUlibrary> libraries{};  // by compute capability
   std::map<CUcontext, std::map<std::string, CUfunction, std::less<>>> functions{};
 };
 
 KernelModule::Code& KernelModule::code_of(const std::string& source) {
   static std::mutex mutex;
-  static auto& all = *new std::map<std::string, Code>;  // never destroyed, as the fatbins
+  static auto& all = *new std::map<std::string, Code>;  // never destroyed, as the packed code
   const std::lock_guard lock(mutex);
   Code& code = all[source];
   if (code.source.empty()) {
@@ -159,23 +163,25 @@ CUfunction KernelModule::function(std::string_view name) {
   if (fault("kernel")) {
     lacks_code(std::string(name));
   }
-  auto& [source, mutex, library, all] = code_;
+  auto& [source, mutex, libraries, all] = code_;
   const std::lock_guard lock(mutex);
   auto& functions = all[context];
   if (const auto known = functions.find(name); known != functions.end()) {
     return known->second;
   }
+  CUlibrary& library = libraries[real_capability()];
   if (!library) {
-    const auto fatbin = device_code().find(source);
-    if (fatbin == device_code().end()) {
+    const auto packed = device_code().find(source);
+    const std::string code = packed == device_code().end() ? "" : unpack_code(packed->second, real_capability());
+    if (code.empty()) {
       lacks_code(source);
     }
-    MLX_CUDA_CHECK(cuLibraryLoadData(&library, fatbin->second.data(), nullptr, nullptr, 0, nullptr, nullptr, 0));
+    // The driver keeps a copy. A string's heap memory is aligned to 16 bytes, as it needs it.
+    MLX_CUDA_CHECK(cuLibraryLoadData(&library, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0));
   }
   const std::string terminated(name);
   CUkernel kernel = nullptr;
   CUfunction function = nullptr;
-  // The code for a GPU is chosen when a kernel is first used, not when the library is loaded.
   const CUresult found = cuLibraryGetKernel(&kernel, library, terminated.c_str());
   if (found == CUDA_ERROR_NOT_FOUND || found == CUDA_ERROR_NO_BINARY_FOR_GPU) {
     lacks_code(terminated);

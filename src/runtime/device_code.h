@@ -1,4 +1,5 @@
-// The project's own kernels: the fatbins next to the native module (ci/device), each loaded into the driver on first use.
+// The project's own kernels: the packed fatbins next to the native module (ci/device), each unpacked and loaded into the
+// driver on first use.
 #pragma once
 
 #include <cuda.h>
@@ -35,8 +36,8 @@ inline bool is_half(mlx::core::Dtype dtype) {
   return dtype == mlx::core::float16 || dtype == mlx::core::bfloat16;
 }
 
-// Hands over the fatbin of one source. Python has read and checked the file: what happens to it later cannot reach the GPU.
-void add_device_code(const std::string& source, std::string_view fatbin);
+// Hands over the packed fatbin of one source. Python has read and checked the file: what happens to it later cannot reach the GPU.
+void add_device_code(const std::string& source, std::string_view packed);
 
 // A kernel by name, and the .cu file, without its suffix, that it is in.
 struct KernelName {

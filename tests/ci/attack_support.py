@@ -312,9 +312,9 @@ FAULTS = (
     Fault(
         "a fatbin with a changed byte",
         "device",
-        lambda files: files.update({f"{DEVICE}decode.fatbin": files[f"{DEVICE}decode.fatbin"][:-1] + b"x"}),
+        lambda files: files.update({f"{DEVICE}decode.fatbin.lzma": files[f"{DEVICE}decode.fatbin.lzma"][:-1] + b"x"}),
     ),
-    Fault("a fatbin is missing", "device", without(f"{DEVICE}decode.fatbin")),
+    Fault("a fatbin is missing", "device", without(f"{DEVICE}decode.fatbin.lzma")),
     Fault(
         "a manifest of infinite sizes",
         "device, device-digest",

@@ -17,19 +17,14 @@ import pytest
 
 from ci.audit import audit_wheel, expected
 from ci.audit.checks import CHECKS
-from ci.device import manifest, plan
+from ci.device import manifest, packed, plan
 from ci.files import record_digest, tomllib
-from ci.matrix import REPOSITORY, Cuda, System, load
+from ci.matrix import REPOSITORY, Cuda, System, load, newest_first
 from ci.repair import sbom
 from ci.toolkit import roots
 from ci.wheelfile.wheel import DEVICE, MANIFEST
 
-from .damage_support import later
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
+from .damage_support import later, pack
 
 Files = dict[str, bytes]
 
@@ -77,13 +72,12 @@ def entry(kind: int, architecture: str, payload: bytes | None = None, name: str 
     """One entry of a fatbin: kind 1 is PTX, 2 is SASS. `name` is the source's."""
     number = architecture.rstrip("af")
     unpacked = code(kind, architecture) if payload is None else payload
-    stored = zstd.compress(unpacked)
-    padded = stored + bytes(-len(stored) % 8)
+    padded = unpacked + bytes(-len(unpacked) % 8)
     header = bytearray(64) + name.encode().ljust(len(name) + -len(name) % 8, b"\0")
-    struct.pack_into("<HHIQI", header, 0, kind, 0x101, len(header), len(padded), len(stored))
+    struct.pack_into("<HHIQI", header, 0, kind, 0x101, len(header), len(padded), 0)
     struct.pack_into("<III", header, 28, int(number), 64, len(name))
     newest = 0x1000000 if kind == 2 and int(number) >= 100 else 0
-    struct.pack_into("<QQQ", header, 40, 0x8011 | newest | FLAGS[architecture[len(number) :]], 0, len(unpacked))
+    struct.pack_into("<QQQ", header, 40, 0x11 | newest | FLAGS[architecture[len(number) :]], 0, 0)
     return bytes(header) + padded
 
 
@@ -93,20 +87,20 @@ def container(entries: Iterable[bytes]) -> bytes:
 
 
 def fatbin(sass: Iterable[int | str], ptx: Iterable[int | str], name: str = "decode.cu") -> bytes:
-    return container(entry(kind, str(each), name=name) for kind, some in ((2, sass), (1, ptx)) for each in some)
+    return container(entry(kind, each, name=name) for kind, some in ((2, sass), (1, ptx)) for each in newest_first(map(str, some)))
 
 
 def device_code(arch: Sequence[str] = ("declared",)) -> Files:
-    """The members of good device code: a fatbin for each source that has code for these GPUs, and the manifest."""
+    """The members of good device code: a packed fatbin for each source that has code for these GPUs, and the manifest."""
     sources = plan.sources(arch)
     targets = {source.name: source.targets for source in sources}
-    fatbins = {name: fatbin(each.sass, each.ptx, f"{name}.cu") for name, each in targets.items()}
+    fatbins = {name: pack(fatbin(each.sass, each.ptx, f"{name}.cu")) for name, each in targets.items()}
     told = {
         name: manifest.Fatbin(hashlib.sha256(data).hexdigest(), len(data), targets[name].sass, targets[name].ptx)
         for name, data in fatbins.items()
     }
     text = manifest.Manifest(manifest.inputs(sources), roots.find(MATRIX.device.root).packages, told).text
-    return {**{f"{DEVICE}{name}.fatbin": data for name, data in fatbins.items()}, MANIFEST: text.encode()}
+    return {**{f"{DEVICE}{name}{packed.SUFFIX}": data for name, data in fatbins.items()}, MANIFEST: text.encode()}
 
 
 DEVICE_CODE = device_code()

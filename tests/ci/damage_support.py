@@ -12,8 +12,10 @@ import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from ci.device import packed
 from ci.wheelfile.binary.elf import EH_FRAME, ENTRY, HEADER, LOAD, NOTE, SEGMENT, SYMBOL, TAGS, Elf
 from ci.wheelfile.binary.symbols import elf_hash
 from ci.wheelfile.wheel import DEVICE, MANIFEST
@@ -180,14 +182,19 @@ def without(bom: Any, name: str) -> None:
     bom["components"] = [each for each in bom["components"] if not each["bom-ref"].startswith(name)]
 
 
+@cache
+def pack(data: bytes) -> bytes:
+    return packed.pack(data)
+
+
 @later
 def device(files: Files, change: Callable[[bytes], bytes], manifest: Callable[[Any], object] = lambda _: None) -> None:
     """Other fatbins, which manifest and modules know."""
     old = hashlib.sha256(files[MANIFEST]).hexdigest().encode()
     told = json.loads(files[MANIFEST])
     for source, facts in told["fatbins"].items():
-        name = f"{DEVICE}{source}.fatbin"
-        files[name] = change(files[name])
+        name = f"{DEVICE}{source}.fatbin.lzma"
+        files[name] = pack(change(packed.unpack(files[name])))
         facts.update(sha256=hashlib.sha256(files[name]).hexdigest(), size=len(files[name]))
     manifest(told)
     files[MANIFEST] = (json.dumps(told, indent=1, sort_keys=True) + "\n").encode()
@@ -198,7 +205,7 @@ def device(files: Files, change: Callable[[bytes], bytes], manifest: Callable[[A
 def exchanged(files: Files) -> None:
     """Two fatbins for the same GPUs, each under the name of the other, and all that tells of them corrected."""
     told = json.loads(files[MANIFEST])["fatbins"]
-    one, two = [f"{DEVICE}{name}.fatbin" for name in ("decode", "decode_wide")]
+    one, two = [f"{DEVICE}{name}.fatbin.lzma" for name in ("decode", "decode_wide")]
     assert all(told["decode"][each] == told["decode_wide"][each] for each in ("sass", "ptx"))
     files[one], files[two] = files[two], files[one]
     device(bytes)(files)
@@ -207,7 +214,7 @@ def exchanged(files: Files) -> None:
 @later
 def payload(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
     """Another code of the first entry, of the same length."""
-    size, _, length = struct.unpack_from("<IQI", data, 16 + 4)
+    size, length = struct.unpack_from("<IQ", data, 16 + 4)
     code = data[16 + size : 16 + size + length]
     return data[: 16 + size] + change(code)[:length].ljust(length, b"\0") + data[16 + size + length :]
 
@@ -367,8 +374,8 @@ SBOM_DAMAGES = tuple(
     )
 )
 DEVICE_DAMAGES = (
-    Damage("all code garbage", "that cannot be unpacked", device(payload(lambda _: GARBAGE))),
-    Damage("all code empty", "that cannot be unpacked", device(payload(lambda _: b""))),
+    Damage("all code garbage", "code for no architecture", device(payload(lambda _: GARBAGE))),
+    Damage("all code empty", "code for no architecture", device(payload(lambda _: b""))),
     Damage("unknown flags", "the flags 0x", device(lambda data: put(data, 16 + 40, "<Q", struct.unpack_from("<Q", data, 56)[0] | 0x40))),
     Damage("the code of another architecture", "expected it for 89", device(lambda data: put(data, 16 + 28, "<I", 89))),
     Damage("two fatbins exchanged in the manifest", "has the SHA-256", device(bytes, swapped)),

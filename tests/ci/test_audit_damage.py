@@ -68,7 +68,7 @@ def write(path: Path, files: Files, damage: Damage, method: int = zipfile.ZIP_DE
         for name, data in written.items():
             entry = zipfile.ZipInfo(name, (2026, 1, 2, 3, 4, 6))
             entry.create_system, entry.external_attr = 3, 0o100644 << 16
-            entry.compress_type = zipfile.ZIP_STORED if name.endswith(".fatbin") else method  # which is compressed already
+            entry.compress_type = zipfile.ZIP_STORED if name.endswith(".fatbin.lzma") else method  # which is compressed already
             if damage.entry and name == "mlx_cuda/nn.py":
                 damage.entry(entry)
             archive.writestr(entry, data)

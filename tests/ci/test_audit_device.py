@@ -14,6 +14,7 @@ import pytest
 from ci.audit import audit_wheel, describe, disagreements
 from ci.audit.checks import SAME_DEVICE
 from ci.errors import EnvironmentProblem
+from ci.matrix import newest_first
 from ci.toolkit import roots
 from ci.wheelfile.wheel import DEVICE, MANIFEST, read
 
@@ -32,13 +33,14 @@ from .audit_support import (
     with_sbom,
     write_wheel,
 )
-from .damage_support import later
+from .damage_support import later, pack
 
 CHECKS = ("device", "device-digest")
-DECODE = f"{DEVICE}decode.fatbin"
+DECODE = f"{DEVICE}decode.fatbin.lzma"
 DECLARED = MATRIX.device.declared("decode")
 GOOD = fatbin(DECLARED.sass, DECLARED.ptx)
-SHORT = struct.pack("<HHIQ12xI8xQ8x", 2, 0x101, 48, 8, 90, 0x8011)  # an entry with a header too small for what is read of one
+PACKED = pack(GOOD)
+SHORT = struct.pack("<HHIQ12xI8xQ8x", 2, 0x101, 48, 8, 90, 0x11)  # an entry with a header too small for what is read of one
 COMPILERS = ", ".join(roots.find(MATRIX.device.root).packages)
 Found = list[tuple[str, str, str]]
 
@@ -67,9 +69,9 @@ def told(code: Files, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 @later
-def rewritten(code: Files, /, data: bytes, **says: list[str]) -> None:
-    """Other contents of one file, with their digest and size in the manifest."""
-    code[DECODE] = data
+def rewritten(code: Files, /, data: bytes, *, packs: bool = True, **says: list[str]) -> None:
+    """Another fatbin in one file, or other contents, with their digest and size in the manifest."""
+    code[DECODE] = data = pack(data) if packs else data
     facts = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), **says}
     told(code, lambda document: document["fatbins"]["decode"].update(facts))
 
@@ -84,7 +86,7 @@ def test_a_missing_fatbin(found: Callable[..., Found]) -> None:
 
 def test_several_that_are_wrong(found: Callable[..., Found]) -> None:
     """Each is told, whatever is wrong with those before it."""
-    names = sorted(name for name in DEVICE_CODE if name.endswith(".fatbin"))[:4]
+    names = sorted(name for name in DEVICE_CODE if name.endswith(".fatbin.lzma"))[:4]
 
     def change(code: Files) -> None:
         for name in names[::2]:
@@ -92,28 +94,28 @@ def test_several_that_are_wrong(found: Callable[..., Found]) -> None:
         for name in names[1::2]:
             code[name] = b"x"
 
-    missing, wrong = "is missing", "is not one whole fatbin: start: there is no fatbin"
+    missing, wrong = "is missing", "is not one packed fatbin: it has 1 bytes"
     told = [(name, message.partition(",")[0]) for _, name, message in found(change)]
     expected = [(name, wrong if number % 2 else missing) for number, name in enumerate(names)]
     assert [each for each in told if each[1] in {missing, wrong}] == expected
 
 
-@pytest.mark.parametrize("name", ["other.fatbin", "notes.txt", "deeper/decode.fatbin"])
+@pytest.mark.parametrize("name", ["other.fatbin.lzma", "notes.txt", "deeper/decode.fatbin.lzma"])
 def test_an_extra_file(found: Callable[..., Found], name: str) -> None:
     message = "is unexpected, expected the manifest and a fatbin for each source of device code"
     assert found(lambda code: code.update({f"{DEVICE}{name}": GOOD})) == [("device", f"{DEVICE}{name}", message)]
 
 
 def test_a_changed_byte(found: Callable[..., Found]) -> None:
-    changed = GOOD[:-1] + b"x"
-    digests = [hashlib.sha256(data).hexdigest() for data in (changed, GOOD)]
+    changed = PACKED[:-1] + b"x"
+    digests = [hashlib.sha256(data).hexdigest() for data in (changed, PACKED)]
     expected = ("device", DECODE, f"has the SHA-256 {digests[0]}, expected the manifest's {digests[1]}")
     assert expected in found(lambda code: code.update({DECODE: changed}))
 
 
 def test_another_size(found: Callable[..., Found]) -> None:
     (violation,) = found(lambda code: told(code, lambda document: document["fatbins"]["decode"].update(size=7)))
-    assert violation == ("device", DECODE, f"is {len(GOOD)} bytes, expected the manifest's 7")
+    assert violation == ("device", DECODE, f"is {len(PACKED)} bytes, expected the manifest's 7")
 
 
 def test_no_manifest(found: Callable[..., Found]) -> None:
@@ -184,6 +186,40 @@ def test_what_is_in_a_fatbin(found: Callable[..., Found], data: bytes, message: 
     assert said.startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "0 bytes, expected an LZMA file"),
+        (GOOD, f"the header {GOOD[:13].hex()}, expected that of an LZMA file with lc=0 lp=4 pb=4"),
+        (PACKED[:-1], f"a stream of {len(GOOD)} bytes, expected one whole stream of {len(GOOD)}"),
+        (PACKED[:40], "a stream of "),
+        (PACKED + b"\0", f"a stream of {len(GOOD)} bytes, expected one whole stream of {len(GOOD)}"),
+        (PACKED[:13] + b"\1" + PACKED[14:], "what cannot be unpacked ("),
+        (PACKED[:5] + struct.pack("<Q", len(GOOD) - 1) + PACKED[13:], f"a stream of {len(GOOD)} bytes, expected one whole stream of "),
+        (PACKED[:5] + struct.pack("<Q", len(GOOD) + 1) + PACKED[13:], f"a stream of {len(GOOD)} bytes, expected one whole stream of "),
+        (PACKED[:5] + struct.pack("<Q", 2**28 + 1) + PACKED[13:], "the header "),
+    ],
+    ids=["empty", "unpacked", "cut off", "cut short", "behind", "no stream", "longer than told", "shorter than told", "too large"],
+)
+def test_a_file_that_is_no_packed_fatbin(found: Callable[..., Found], data: bytes, message: str) -> None:
+    ((check, name, said),) = found(rewritten(data, packs=False))
+    assert (check, name) == ("device", DECODE)
+    assert said.startswith(f"is not one packed fatbin: it has {message}")
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ((4, 0, 1, 2, 3), "has PTX before SASS, expected it last"),
+        ((0, 1, 3, 2, 4), "has SASS for 120, 100, 80, 90a in this order, expected the newest first"),
+    ],
+)
+def test_an_order_in_which_a_gpu_finds_other_code(found: Callable[..., Found], order: tuple[int, ...], message: str) -> None:
+    entries = [*(entry(2, each, name="decode.cu") for each in newest_first(DECLARED.sass)), entry(1, "80", name="decode.cu")]
+    assert container(entries) == GOOD
+    assert found(rewritten(container(entries[each] for each in order))) == [("device", DECODE, message)]
+
+
 def test_a_manifest_that_tells_the_truth_of_a_wrong_fatbin(found: Callable[..., Found]) -> None:
     """Fatbin and manifest agree, and both are not what is declared."""
     violations = found(rewritten(fatbin([80], [80]), sass=["80"]))
@@ -224,7 +260,7 @@ def test_wheels_with_different_device_code(
 
     changed = dict(files)
     code = dict(DEVICE_CODE)
-    rewritten(GOOD[:-1] + b"x")(code)
+    rewritten(PACKED[:-1] + b"x", packs=False)(code)
     with_device(changed, code)
     one = with_sbom(write_wheel(tmp_path / NAMES["linux"], files))
     other = with_sbom(write_wheel(tmp_path / NAMES["linux"].replace("2_28", "2_29"), files | changed))
@@ -251,12 +287,12 @@ def test_facts(tmp_path: Path, files: Files) -> None:
     fatbins = {name: data for name, data in DEVICE_CODE.items() if name != MANIFEST}
     assert facts.digest == hashlib.sha256(DEVICE_CODE[MANIFEST]).hexdigest()
     assert facts.size == sum(map(len, fatbins.values()))
-    assert facts.fatbins == tuple(sorted(name.removeprefix(DEVICE).removesuffix(".fatbin") for name in fatbins))
+    assert facts.fatbins == tuple(sorted(name.removeprefix(DEVICE).removesuffix(".fatbin.lzma") for name in fatbins))
     assert (facts.sass, facts.ptx) == (MATRIX.device.sass, MATRIX.device.ptx)
 
 
 def test_facts_of_what_is_damaged_or_not_there(tmp_path: Path, files: Files) -> None:
     changed = {name: data for name, data in files.items() if not name.startswith(DEVICE)}
     assert describe(write_wheel(tmp_path / "a" / NAMES["linux"], changed)).device.digest == ""
-    facts = describe(write_wheel(tmp_path / "b" / NAMES["linux"], {**changed, DECODE: GOOD[:-1]})).device
-    assert (facts.size, facts.fatbins, facts.sass) == (len(GOOD) - 1, ("decode",), ())
+    facts = describe(write_wheel(tmp_path / "b" / NAMES["linux"], {**changed, DECODE: PACKED[:-1]})).device
+    assert (facts.size, facts.fatbins, facts.sass) == (len(PACKED) - 1, ("decode",), ())

@@ -45,7 +45,7 @@ from .audit_support import (
 
 DOCUMENTS = (MANIFEST, "mlx_cuda/_libraries.json", "mlx_cuda/_build.json", BOM)
 FEW = 60  # the nightly workflow's are thousands, of a new seed
-TEXTS = (*DOCUMENTS, METADATA, WHEEL, RECORD, "mlx_cuda/_version.py", f"{DEVICE}decode.fatbin")
+TEXTS = (*DOCUMENTS, METADATA, WHEEL, RECORD, "mlx_cuda/_version.py", f"{DEVICE}decode.fatbin.lzma")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from ci import __main__ as cli
 from ci import device, matrix, toolkit
 from ci.device import __main__ as alone
-from ci.device import compilers, manifest, plan, store
+from ci.device import compilers, manifest, packed, plan, store
 from ci.device.build import parallel, perform, steps
 from ci.errors import CheckFailed, CiError, EnvironmentProblem
 from ci.toolkit import roots
@@ -76,13 +76,13 @@ def test_what_comes_of_it(made: Callable[..., set[str]], tmp_path: Path) -> None
     made()
     files = contents(tmp_path / "output")
     told = manifest.parse(files.pop("manifest.json").decode())
-    assert set(files) == {"first.fatbin", "second.fatbin"}
+    assert set(files) == {"first.fatbin.lzma", "second.fatbin.lzma"}
     for name, entry in told.fatbins.items():
-        (found,) = fatbin.find(files[f"{name}.fatbin"])
+        (found,) = fatbin.find(packed.unpack(files[f"{name}.fatbin.lzma"]))
         assert found.offset == 0
-        assert found.architectures("sass") == set(entry.sass) == {"80", "90a"}
-        assert found.architectures("ptx") == set(entry.ptx) == {"80"}
-        assert entry.size == len(files[f"{name}.fatbin"])
+        assert [(each.kind, each.architecture) for each in found.entries] == [("sass", "90a"), ("sass", "80"), ("ptx", "80")]
+        assert (entry.sass, entry.ptx) == (("80", "90a"), ("80",))
+        assert entry.size == len(files[f"{name}.fatbin.lzma"])
 
 
 def test_a_gpu_of_a_declared_family_has_its_code_of_the_declared_ptx(made: Callable[..., set[str]], tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_fatbins_of_the_past_are_removed(made: Callable[..., set[str]], src: Pat
     (tmp_path / "output" / "notes.txt").touch()
     (src / "kernels" / "first.cu").unlink()
     assert made() == set()
-    assert set(contents(tmp_path / "output")) == {"second.fatbin", "manifest.json", "notes.txt"}
+    assert set(contents(tmp_path / "output")) == {"second.fatbin.lzma", "manifest.json", "notes.txt"}
 
 
 def test_header_and_depfile(src: Path, tmp_path: Path) -> None:
@@ -246,9 +246,9 @@ def _elsewhere(folder: Path) -> None:
 
 
 def _one_byte(folder: Path) -> None:
-    data = bytearray((folder / "first.fatbin").read_bytes())
+    data = bytearray((folder / "first.fatbin.lzma").read_bytes())
     data[-1] ^= 1
-    (folder / "first.fatbin").write_bytes(data)
+    (folder / "first.fatbin.lzma").write_bytes(data)
 
 
 def _other_source(folder: Path) -> None:
@@ -261,11 +261,11 @@ def _other_source(folder: Path) -> None:
         (lambda folder: (folder / "manifest.json").unlink(), "holds no device code: .*No such file"),
         (lambda folder: (folder / "manifest.json").write_text("{", "utf-8"), "holds no device code: not a manifest"),
         (_another_shape, "holds no device code: not a manifest"),
-        (lambda folder: (folder / "first.fatbin").unlink(), "holds no device code: .*first.fatbin"),
+        (lambda folder: (folder / "first.fatbin.lzma").unlink(), "holds no device code: .*first.fatbin"),
         (_one_fewer, "made from other sources, compilers or for other GPUs"),
         (_elsewhere, "made from other sources, compilers or for other GPUs"),
         (_other_source, "made from other sources, compilers or for other GPUs"),
-        (_one_byte, r"first\.fatbin is damaged: its digest is not the manifest's"),
+        (_one_byte, r"first\.fatbin\.lzma is damaged: its digest is not the manifest's"),
     ],
     ids=["no manifest", "no JSON", "other JSON", "no fatbin", "one fewer", "a path", "other source", "one byte"],
 )

@@ -131,9 +131,9 @@ def test_a_new_source_and_one_that_goes(project: Project) -> None:
     source.unlink()
     assert project.build() == (set(), True)
     assert sorted(path.name for path in (project.folder / "build" / "device").iterdir()) == [
-        "first.fatbin",
+        "first.fatbin.lzma",
         "manifest.json",
-        "second.fatbin",
+        "second.fatbin.lzma",
     ]
 
 
@@ -149,9 +149,10 @@ def test_an_error_has_file_and_line_and_its_fix_goes_on(project: Project) -> Non
 
 
 def test_what_is_installed(project: Project) -> None:
-    (project.folder / "build" / "device" / "first.fatbin.123.partial").touch()  # of one that was killed
+    (project.folder / "build" / "device" / "first.fatbin.lzma.123.partial").touch()  # of one that was killed
     project.cmake("--install", "build", "--prefix", "installed", check=True)
     found = {path.relative_to(project.folder / "installed").as_posix() for path in (project.folder / "installed").rglob("*.*")}
     assert found == {
-        f"mlx_cuda/{name}" for name in ("libsmall.so", *(f"device/{file}" for file in ("first.fatbin", "manifest.json", "second.fatbin")))
+        f"mlx_cuda/{name}"
+        for name in ("libsmall.so", *(f"device/{file}" for file in ("first.fatbin.lzma", "manifest.json", "second.fatbin.lzma")))
     }

@@ -102,7 +102,9 @@ def test_options_tools_and_architectures_change_every_key(src: Path, monkeypatch
     lock = roots.lock_text(roots.find(DEVICE.root))
     monkeypatch.setattr(roots, "lock_text", lambda _: lock.replace("sha256:", "sha256:0", 1))
     found.append(keys(src))
-    monkeypatch.setattr(plan, "MAKER", plan.MAKER.replace("-compress-mode=size", "-compress-mode=speed"))
+    monkeypatch.setattr(plan, "MAKER", plan.MAKER.replace("-compress=false", "-compress=true"))
+    found.append(keys(src))
+    monkeypatch.setattr(plan, "PACKER", plan.PACKER.replace("LC, LP, PB = 0, 4, 4", "LC, LP, PB = 3, 0, 2"))
     found.append(keys(src))
     for name in ("first", "second"):
         assert len({each[name] for each in found}) == len(found)

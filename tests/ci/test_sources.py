@@ -19,6 +19,7 @@ from ci import matrix, toolkit
 from ci.audit.sbom import sources
 from ci.device import plan
 from ci.errors import CheckFailed, EnvironmentProblem
+from ci.files import sha256
 from ci.matrix import REPOSITORY
 from ci.toolkit import lock, roots
 
@@ -26,12 +27,19 @@ from .audit_support import PROJECT
 
 LICENSES = REPOSITORY / "licenses"
 LOCKED = {pin.requirement.split("==")[0] for root in roots.declared().values() for pin in lock.parse(roots.lock_text(root))}
+LZMA = {  # the files of 7-Zip 25.01
+    "7zTypes.h": "5de943c886d5d7bbcf16203e9b292a9e7be327b43fe3dfd9f4ad07d6d0870ef6",
+    "Compiler.h": "e4b14a798e6c01bc885966249afa6b5061a5dd10c723ce86b254e89ae650de7f",
+    "LzmaDec.c": "b9ca2b8707400347c75d6fef288d1354a3b4cf93e8da42f26207b8bd4c4d5e59",
+    "LzmaDec.h": "3aaf07b4ae4173a2d103179455dc7089b5ddbc7fc3db3c0e40964a7499c69266",
+    "Precomp.h": "fea249c753dfbbdd69d9397e91497205452b784279f70cad4658dc567cd2f85f",
+}
 COMPILED_IN = {name for source in sources.load() if "headers" in source.use for name in source.packages}
 
 
 def test_every_locked_package_and_no_other() -> None:
     known = [name for source in sources.load() for name in source.packages]
-    assert sorted(known) == sorted({*LOCKED, "nanobind"})
+    assert sorted(known) == sorted({*LOCKED, "nanobind", "7zip"})
 
 
 def test_an_unknown_package() -> None:
@@ -78,6 +86,12 @@ def test_copies_are_what_the_locked_packages_carry(root: str) -> None:
 
 def test_the_copy_of_nanobinds_license() -> None:
     assert license_text(distribution("nanobind")) == (LICENSES / sources.of("nanobind").text).read_bytes()
+
+
+def test_the_lzma_decoder_is_as_7zip_has_it() -> None:
+    folder = REPOSITORY / "third_party" / "lzma"
+    assert {path.name: sha256(path) for path in folder.iterdir()} == LZMA
+    assert all("Igor Pavlov : Public domain" in path.read_text("utf-8") for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("root", ["cuda-12.8", "cuda-13.0", "device"])
@@ -138,6 +152,8 @@ def test_what_the_cpp_compiler_reads() -> None:
             pytest.skip(f"{tree} was built with other toolkits")
         elif {"nanobind", "include"} <= set(header.parts):
             found.add("nanobind")
+        elif header.is_relative_to(REPOSITORY / "third_party" / "lzma"):
+            found.add("7zip")
         elif not header.is_relative_to(REPOSITORY) and not _of_the_platform(header):
             strangers.append(header)
     assert strangers == []

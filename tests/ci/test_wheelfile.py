@@ -59,9 +59,9 @@ def test_extras(line: str, extra: str | None) -> None:
 
 def test_device_code() -> None:
     """Fatbins by their sources, whatever lies beside them."""
-    names = (f"{DEVICE}b.fatbin", f"{DEVICE}a.fatbin", f"{DEVICE}a.txt", "mlx_cuda/c.fatbin", MANIFEST)
+    names = (f"{DEVICE}b.fatbin.lzma", f"{DEVICE}a.fatbin.lzma", f"{DEVICE}a.txt", "mlx_cuda/c.fatbin.lzma", MANIFEST)
     found = made({name: name.encode() for name in names})
-    assert list(found.fatbins.items()) == [(name, f"{DEVICE}{name}.fatbin".encode()) for name in ("a", "b")]
+    assert list(found.fatbins.items()) == [(name, f"{DEVICE}{name}.fatbin.lzma".encode()) for name in ("a", "b")]
     assert len(found.device_digest) == 64
     assert made({}).device_digest == ""
 

@@ -136,7 +136,7 @@ def test_folders_with_spaces_and_letters_outside_of_ascii(tmp_path: Path, instal
         done = subprocess.run(["cmake", *arguments], env=environment, check=False, capture_output=True, encoding="utf-8")
         assert done.returncode == 0, done.stdout + done.stderr
     assert "Prüfung".encode() not in (folder / "a build" / unit).read_bytes()
-    assert (folder / "a build" / "device" / "flash.fatbin").read_bytes() == b"code"
+    assert (folder / "a build" / "device" / "flash.fatbin.lzma").read_bytes() == b"code"
     again = subprocess.run(["cmake", *arguments, "--verbose"], env=environment, check=True, capture_output=True, encoding="utf-8")
     assert "no work to do" in again.stdout, "the dependencies of both compilers are found again"
     assert os.fsencode(tree) not in (folder / "a build" / "_build.json").read_bytes()

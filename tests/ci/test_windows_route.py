@@ -52,7 +52,7 @@ class Built(NamedTuple):
 def device_code(folder: Path) -> str:
     """Finished device code of the working tree, by its inputs; returns its digest."""
     sources = plan.sources(["declared"])
-    return manifest.write(folder, sources, {each.name: DEVICE_CODE[f"mlx_cuda/device/{each.name}.fatbin"] for each in sources}).digest
+    return manifest.write(folder, sources, {each.name: DEVICE_CODE[f"mlx_cuda/device/{each.name}.fatbin.lzma"] for each in sources}).digest
 
 
 def modules(folder: Path, world: World, digest: str) -> None:

@@ -78,7 +78,7 @@ def test_with_cuda(project: Path, installed_root: Callable[[str, Platform], Path
     follow(CUDA, folder, MLX_CUDA_TOOLKITS=str(toolkits))
     (wheel,) = (folder / "wheelhouse").iterdir()
     with zipfile.ZipFile(wheel) as archive:
-        assert {"demo/_cu12.abi3.so", "demo/_cu13.abi3.so", "demo/device/scale.fatbin"} <= {*archive.namelist()}
+        assert {"demo/_cu12.abi3.so", "demo/_cu13.abi3.so", "demo/device/scale.fatbin.lzma"} <= {*archive.namelist()}
 
 
 def test_the_wheel_works(project: Path, tmp_path: Path) -> None:
@@ -116,6 +116,6 @@ def test_device_code_that_is_not_declared_is_refused(project: Path) -> None:
     (wheel,) = (project / "wheelhouse").iterdir()
     shutil.copy(wheel, folder)
     with zipfile.ZipFile(folder / wheel.name, "a") as archive:
-        archive.writestr("demo/device/kernel.fatbin", b"")
+        archive.writestr("demo/device/kernel.fatbin.lzma", b"")
     done = run(f"python -m ci audit {folder / wheel.name}", project)
-    assert "demo/device/kernel.fatbin: device: is unexpected" in done.stdout
+    assert "demo/device/kernel.fatbin.lzma: device: is unexpected" in done.stdout

@@ -83,7 +83,7 @@ def write_device_code(package: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     fatbins = {}
     for name, (sass, ptx) in DECLARED.items():
-        (folder / f"{name}.fatbin").write_bytes(name.encode())
+        (folder / f"{name}.fatbin.lzma").write_bytes(name.encode())
         fatbins[name] = {"sha256": hashlib.sha256(name.encode()).hexdigest(), "size": len(name), "sass": sass, "ptx": ptx}
     text = json.dumps({"fatbins": fatbins, "inputs": "", "packages": []}).encode()
     (folder / "manifest.json").write_bytes(text)

@@ -47,7 +47,7 @@ def test_good_code_is_handed_on(package: Path) -> None:
 
 
 def _one_byte(folder: Path) -> None:
-    (folder / "fp8.fatbin").write_bytes(b"fp9")
+    (folder / "fp8.fatbin.lzma").write_bytes(b"fp9")
 
 
 def _changed(text: Any) -> Callable[[Path], object]:
@@ -68,8 +68,8 @@ DAMAGE = {
     "a fatbin that is a string": (_changed({"fatbins": {"fp8": "80"}}), MANIFEST),
     "a fatbin without a digest": (_changed({"fatbins": {"fp8": {"sass": [], "ptx": []}}}), MANIFEST),
     "numbers for names": (_changed({"fatbins": {"fp8": {"sha256": "", "sass": 80, "ptx": 80}}}), MANIFEST),
-    "no fatbin": (lambda folder: (folder / "fp8.fatbin").unlink(), "device code is missing: .*fp8.fatbin"),
-    "one byte": (_one_byte, r"the device code .*fp8\.fatbin is damaged: its digest is not the manifest's"),
+    "no fatbin": (lambda folder: (folder / "fp8.fatbin.lzma").unlink(), "device code is missing: .*fp8.fatbin.lzma"),
+    "one byte": (_one_byte, r"the device code .*fp8\.fatbin\.lzma is damaged: its digest is not the manifest's"),
 }
 
 

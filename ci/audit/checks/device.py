@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from ...device import manifest
-from ...matrix import Targets
+from ...device import manifest, packed
+from ...matrix import Targets, newest_first
 from ...toolkit import roots
 from ...wheelfile.binary import BinaryError, fatbin
 from ...wheelfile.wheel import DEVICE, MANIFEST, Wheel
@@ -17,7 +17,7 @@ from .registry import Differences, Findings, across, check
 @check("compile it again from this checkout: python -m ci device, then python -m ci wheel")
 def device(wheel: Wheel, policy: Policy) -> Findings:
     """A fatbin for each source with code for what was asked, with exactly that code, as the manifest says; and no other file."""
-    known = {MANIFEST, *(f"{DEVICE}{source}.fatbin" for source in policy.device)} if policy.device_root else set()
+    known = {MANIFEST, *(f"{DEVICE}{source}{packed.SUFFIX}" for source in policy.device)} if policy.device_root else set()
     for member in sorted(name for name in wheel.members if name.startswith(DEVICE) and name not in known):
         yield member, "is unexpected, expected the manifest and a fatbin for each source of device code"
     if not policy.device_root:
@@ -30,7 +30,7 @@ def device(wheel: Wheel, policy: Policy) -> Findings:
         if told.text.encode() != wheel.members[MANIFEST]:
             yield MANIFEST, "is not written as python -m ci device does, expected the same bytes: no other keys, whole numbers"
     for source, targets in policy.device.items():
-        member = f"{DEVICE}{source}.fatbin"
+        member = f"{DEVICE}{source}{packed.SUFFIX}"
         data = wheel.members.get(member)
         if data is None:
             yield member, "is missing, expected the device code of this source"
@@ -38,14 +38,29 @@ def device(wheel: Wheel, policy: Policy) -> Findings:
         if told is not None and source in told.fatbins:
             yield from ((member, wrong) for wrong in _unlike_manifest(data, told.fatbins[source]))
         try:
+            data = packed.unpack(data)
+        except ValueError as error:
+            yield member, f"is not one packed fatbin: it has {error}"
+            continue
+        try:
             found = fatbin.only(data)
         except BinaryError as error:
             yield member, f"is not one whole fatbin: {error}, expected what nvFatbin writes"
             continue
         yield from ((member, f"has {wrong}") for wrong in fatbin.unlike(found, targets))
+        yield from ((member, f"has {wrong}") for wrong in _order(found))
         for entry in (each for each in found.entries if each.kind in {"sass", "ptx"}):
             if wrong := fatbin.misplaced(data, entry, f"{source}.cu"):
                 yield member, f"has in its {entry.kind.upper()} for {entry.architecture} {wrong}"
+
+
+def _order(found: fatbin.Fatbin) -> Iterator[str]:
+    """Yield what is not where a native module looks for it: it takes the first code that a GPU runs."""
+    if (kinds := [each.kind for each in found.entries]) != sorted(kinds, reverse=True):
+        yield "PTX before SASS, expected it last"
+    for kind in ("sass", "ptx"):
+        if (order := [each.architecture for each in found.entries if each.kind == kind]) != newest_first(order):
+            yield f"{kind.upper()} for {', '.join(order)} in this order, expected the newest first"
 
 
 def _manifest(wheel: Wheel) -> tuple[manifest.Manifest | None, str]:

@@ -46,6 +46,7 @@ def render(wheel: Wheel, *, epoch: int, matrix: Matrix | None = None) -> str:
     pins = list(_pins([*(root for each in built for root in each.roots), *([matrix.device.root] if device else [])], platform))
     # The header library that comes from the build requirements, not from a lock.
     nanobind = [_package("nanobind", build["nanobind"])] if build.get("nanobind") else []
+    third_party = [_third_party(source) for source in sources.load() if source.purl] if build else []
     root, requirements = _root(wheel), list(_requirements(wheel))
 
     bom = Bom(
@@ -58,11 +59,11 @@ def render(wheel: Wheel, *, epoch: int, matrix: Matrix | None = None) -> str:
         components=[component for component, _ in pins],
         serial_number=uuid.UUID(int=0),  # see below
     )
-    bom.components.update([*files.values(), *device, *nanobind, *requirements])
+    bom.components.update([*files.values(), *device, *nanobind, *third_party, *requirements])
     bom.register_dependency(root, [*files.values(), *device, *requirements])
     for each in built:  # what the modules share is compiled with the headers of the first
         compiled_in = [pin for pin, names in pins if names & {*each.roots, *built[0].roots} and pin.scope == ComponentScope.REQUIRED]
-        bom.register_dependency(files[_module_of(each, wheel, matrix)], [*compiled_in, *nanobind])
+        bom.register_dependency(files[_module_of(each, wheel, matrix)], [*compiled_in, *nanobind, *third_party])
     for made in device:
         bom.register_dependency(made, [pin for pin, names in pins if matrix.device.root in names])
 
@@ -157,6 +158,21 @@ def _package(name: str, version: str, file: str | None = None, digest: str | Non
         hashes=_sha256(digest) if digest else None,
         licenses=[LicenseExpression(source.license)],
         properties=_properties(use=sorted(source.use), **properties),
+    )
+
+
+def _third_party(source: sources.Source) -> Component:
+    """The component of files in third_party/."""
+    purl = PackageURL.from_string(source.purl)
+    return Component(
+        name=purl.name,
+        version=purl.version,
+        purl=purl,
+        bom_ref=source.purl,
+        description=source.title,
+        scope=ComponentScope.REQUIRED,
+        licenses=[LicenseExpression(source.license)],
+        properties=_properties(use=sorted(source.use)),
     )
 
 

@@ -22,6 +22,7 @@ class Source:
     use: frozenset[Use]
     license: str  # an SPDX expression
     text: str  # its file in licenses/
+    purl: str = ""  # of what third_party/ holds
 
 
 @cache

@@ -9,20 +9,11 @@ from __future__ import annotations
 
 import re
 import struct
-import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ...matrix import architecture_order
+from ...matrix import Targets, architecture_order
 from .model import BinaryError
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-
-from collections.abc import Iterable, Iterator
-
-from ...matrix import Targets
 
 MAGIC = struct.pack("<I", 0xBA55ED50)
 CONTAINER = struct.Struct("<IHHQ")  # magic, version, header size, body size
@@ -111,42 +102,34 @@ def _entries(data: bytes, container: int, position: int, end: int) -> Iterator[E
         position += size
 
 
-ORDINARY, ZSTD, FROM_BLACKWELL = 0x11, 0x8000, 0x1000000  # for 64-bit hosts and by nvFatbin; compressed; of SASS of the newest ABI
+ORDINARY, FROM_BLACKWELL = 0x11, 0x1000000  # for 64-bit hosts and by nvFatbin; of SASS of the newest ABI
 CUBIN = struct.Struct("<7s2B7x2H28xI")  # ELF: identification, system, ABI version, type, machine, flags
-EXECUTABLE, CUDA, LARGEST = 2, 190, 2**28
+EXECUTABLE, CUDA = 2, 190
 TARGET = re.compile(rb"^\.target sm_(\w+)$", re.MULTILINE)
 
 
 def misplaced(data: bytes, entry: Entry, source: str) -> str:
-    """The problem of an entry's code, which is unpacked for it; empty if it is of the source and for the architecture it says."""
+    """The problem of an entry's code, as nvFatbin writes it uncompressed; empty if it is of the source and for the architecture it says."""
     _, header_size, _, stored, _, place, length, flags, unpacked = ENTRY.unpack_from(data, entry.offset)
     number = int(entry.architecture.rstrip("af"))
     variant = sum(flag for flag, letter in VARIANTS.items() if entry.architecture.endswith(letter))
-    expected = ORDINARY | ZSTD | variant | (FROM_BLACKWELL if entry.kind == "sass" and number >= 100 else 0)
+    expected = ORDINARY | variant | (FROM_BLACKWELL if entry.kind == "sass" and number >= 100 else 0)
     if flags != expected:
         return f"the flags {flags:#x}, expected {expected:#x}"
     name = data[entry.offset + place : entry.offset + place + length]
     if name != source.encode() or place + length > header_size:
         return f"code of {name[:80].decode(errors='backslashreplace') or 'no source'}, expected that of {source}"
-    start = entry.offset + header_size
-    code, rest = data[start : start + stored], data[start + stored : entry.offset + entry.size]
-    if len(rest) >= 8 or any(rest) or unpacked > LARGEST:
-        return f"{len(rest)} bytes behind its {stored} of code, expected less than 8 zeros"
-    try:
-        stream = zstd.ZstdDecompressor()
-        code = stream.decompress(code, unpacked + 1)
-    except zstd.ZstdError as error:
-        return f"code that cannot be unpacked ({error}), expected one frame of zstd"
-    if len(code) != unpacked or not stream.eof or stream.unused_data:
-        return f"code of {len(code)} bytes, expected one frame of {unpacked}"
+    if stored or unpacked:
+        return f"sizes of compressed code, {stored} and {unpacked} bytes, expected none"
+    code = data[entry.offset + header_size : entry.offset + entry.size]
     found = _target_of_ptx(code) if entry.kind == "ptx" else _target_of_cubin(code)
     return "" if found == entry.architecture else f"code for {found or 'no architecture'}, expected it for {entry.architecture}"
 
 
 def _target_of_ptx(code: bytes) -> str:
-    """By its directive; the text ends with its only NUL."""
-    found = TARGET.findall(code)
-    return found[0].decode() if len(found) == 1 and code.find(b"\0") == len(code) - 1 else ""
+    """By its directive; the text ends with a NUL, and up to seven more fill the entry up."""
+    found, text = TARGET.findall(code), code.rstrip(b"\0")
+    return found[0].decode() if len(found) == 1 and 1 <= len(code) - len(text) <= 8 and b"\0" not in text else ""
 
 
 def _target_of_cubin(code: bytes) -> str:

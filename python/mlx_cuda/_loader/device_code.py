@@ -1,4 +1,4 @@
-"""The device code of the package: one fatbin per source in ``device/``, and a manifest, whose digest the native modules know."""
+"""The device code of the package: one packed fatbin per source in ``device/``, and a manifest, whose digest the native modules know."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def read(package: Path) -> DeviceCode:
 
 
 def load(package: Path, digest: str) -> dict[str, bytes]:
-    """Return every fatbin by source; raise a BackendError unless all are those with which this native module was built."""
+    """Return every packed fatbin by source; raise a BackendError unless all are those with which this native module was built."""
     code = read(package)
     if code.digest != digest:
         raise BackendError(f"the device code in {package / FOLDER} is of another build than the native module", fix=reinstall(origin()))
     found = {}
     for name, fatbin in code.fatbins.items():
-        path = package / FOLDER / f"{name}.fatbin"
+        path = package / FOLDER / f"{name}.fatbin.lzma"
         try:
             found[name] = path.read_bytes()
         except OSError as error:

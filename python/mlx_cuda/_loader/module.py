@@ -91,7 +91,7 @@ class NativeModule(Protocol):
     library_versions: Callable[[], dict[str, Any]]  # those in use, dotted: cudnn, cublaslt, driver
     device_figures: Callable[[], dict[str, int]]  # of the first GPU: multiprocessors, clock_khz, memory_khz, memory_bits
     inject_fault: Callable[[str, int], bool]  # for tests (src/runtime/faults.h)
-    add_device_code: Callable[[str, bytes], None]  # a source and its fatbin
+    add_device_code: Callable[[str, bytes], None]  # a source and its packed fatbin
     tuning: Callable[[bool], None]  # whether new matmuls are timed
     tuned: Callable[[], list[tuple[str, str, float, float]]]  # matmul, algorithm, microseconds of that and of the heuristic's choice
     set_tuned: Callable[[list[tuple[str, str, float, float]]], None]  # instead of all that are known

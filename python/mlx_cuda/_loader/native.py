@@ -175,8 +175,8 @@ def _load(env: Environment, gpu: tuple[int, int]) -> NativeModule:
         if missing := checks.first_failure(env):
             raise BackendError(f"{error}; {missing.summary}", fix=missing.fix) from error
         raise BackendError(str(error), fix=checks.ASK_DOCTOR) from error
-    for source, fatbin in device_code.load(env.package, str(module.build_info()["device_code"])).items():
-        module.add_device_code(source, fatbin)
+    for source, packed in device_code.load(env.package, str(module.build_info()["device_code"])).items():
+        module.add_device_code(source, packed)
     if set(device_code.read(env.package).serving(gpu)) == {""}:
         raise BackendError(f"this build of mlx-cuda holds no code for {sm(gpu)}", fix=checks.build_for(gpu))
     return module

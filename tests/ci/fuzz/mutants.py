@@ -86,7 +86,7 @@ def packed(files: Files, path: Path) -> None:
             entry = zipfile.ZipInfo(name, TIME)
             entry.create_system, entry.external_attr = 3, 0o100644 << 16
             # Device code is compressed already; the rest is, or the wheel would be too large.
-            made.writestr(entry, data, zipfile.ZIP_STORED if name.endswith(".fatbin") else zipfile.ZIP_DEFLATED, compresslevel=6)
+            made.writestr(entry, data, zipfile.ZIP_STORED if name.endswith(".fatbin.lzma") else zipfile.ZIP_DEFLATED, compresslevel=6)
 
 
 def number(chance: random.Random, old: int, size: int) -> int:

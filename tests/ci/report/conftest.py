@@ -27,6 +27,7 @@ from ..audit_support import (
     with_module,
     write_wheel,
 )
+from ..damage_support import pack
 
 HOSTILE = 'mlx_cuda/"><img src=x onerror=alert(1)></style><script>alert(1)</script>\u202e\x1b[2J.py'
 
@@ -79,7 +80,7 @@ def everything(wheel: Callable[..., Path], world: World, windows_wheel: Callable
     }
     path = wheel(
         with_module(world, gpu_code=fatbin([75, 86], []) * 2, without=["libcudnn"]),
-        lambda files: files.update({f"{DEVICE}decode.fatbin": fatbin([80, 87], [120])}),
+        lambda files: files.update({f"{DEVICE}decode.fatbin.lzma": pack(fatbin([80, 87], [120]))}),
         lambda files: files.update({"mlx_cuda/large.txt": b"x" * 20_000, f"{DIST_INFO}/sboms/a.cdx.json": json.dumps(sbom).encode()}),
         replaced(f"{DIST_INFO}/METADATA", "License-File: LICENSE", f"License-File: {HOSTILE}"),
         replaced(f"{DIST_INFO}/METADATA", "Provides-Extra: cu12", "Provides-Extra: <i>italic</i>"),

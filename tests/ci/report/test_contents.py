@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ci.device.packed import unpack
 from ci.report.contents import Label, examine, parts
 from ci.report.model import make
 from ci.report.page import render
@@ -25,6 +26,7 @@ from ..audit_support import (
     fatbin,
     with_module,
 )
+from ..damage_support import pack
 
 
 def test_every_byte_of_a_module_has_one_label(world: World) -> None:
@@ -66,11 +68,12 @@ def test_every_byte_of_device_code_has_one_label(wheel: Callable[..., Path]) -> 
     contents = make([wheel()]).wheels[0].contents
     sizes = contents.device.parts
     assert sum(sizes.values()) == contents.device.size == sum(len(data) for name, data in DEVICE_CODE.items() if name != MANIFEST)
-    sources = [name.removeprefix(DEVICE).removesuffix(".fatbin") for name in DEVICE_CODE if name != MANIFEST]
+    sources = [name.removeprefix(DEVICE).removesuffix(".fatbin.lzma") for name in DEVICE_CODE if name != MANIFEST]
     assert list(contents.device.fatbins) == sorted(sources)
     of_80 = [each for each in sources if "80" in MATRIX.device.declared(each).sass]
-    assert sizes[Label("sass", "sm_80", "80")] == sum(len(entry(2, "80", name=f"{each}.cu")) for each in of_80)
-    assert sizes[Label("other", "headers and padding")] == 16 * len(sources)
+    shares = ((each, len(entry(2, "80", name=f"{each}.cu"))) for each in of_80)
+    files = {each: DEVICE_CODE[f"{DEVICE}{each}.fatbin.lzma"] for each in of_80}
+    assert sizes[Label("sass", "sm_80", "80")] == sum(size * len(files[each]) // len(unpack(files[each])) for each, size in shares)
 
 
 def test_every_byte_has_one_kind(wheel: Callable[..., Path]) -> None:
@@ -90,9 +93,9 @@ def test_gpu_code_stands_in_the_order_of_architectures(wheel: Callable[..., Path
 
 
 def test_damaged_device_code_is_shown_all_the_same(wheel: Callable[..., Path]) -> None:
-    report = make([wheel(lambda files: files.update({f"{DEVICE}decode.fatbin": fatbin([80], [])[:-1]}))])
+    report = make([wheel(lambda files: files.update({f"{DEVICE}decode.fatbin.lzma": pack(fatbin([80], []))[:-1]}))])
     assert report.wheels[0].contents.device.fatbins["decode"] == frozenset()
-    assert "is not one whole fatbin" in render(report)
+    assert "is not one packed fatbin" in render(report)
 
 
 def test_who_supplies_what(wheel: Callable[..., Path], world: World) -> None:

@@ -27,6 +27,7 @@ from ..audit_support import (
     replaced,
     with_module,
 )
+from ..damage_support import pack
 
 
 def test_a_good_set(wheel: Callable[..., Path], windows_wheel: Callable[..., Path]) -> None:
@@ -41,11 +42,11 @@ def test_a_good_set(wheel: Callable[..., Path], windows_wheel: Callable[..., Pat
     assert "code missing" not in re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)
 
 
-DECODE = f"{DEVICE}decode.fatbin"
+DECODE = f"{DEVICE}decode.fatbin.lzma"
 
 
 def test_a_violation_is_shown(wheel: Callable[..., Path]) -> None:
-    report = make([wheel(lambda files: files.update({DECODE: fatbin([80, 86], [80])}))])
+    report = make([wheel(lambda files: files.update({DECODE: pack(fatbin([80, 86], [80]))}))])
     (result,) = (result for result in report.results if result.violations)
     assert (result.check, result.state) == ("device", "bad")
     html = render(report)
