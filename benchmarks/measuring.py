@@ -77,13 +77,16 @@ def measure_case(group: str, case: Case, torch: TorchEngine | None, settings: Se
 
 
 def check(case: Case, prepared: Prepared, header: dict[str, Any]) -> int:
-    """Hold the sides of MLX to the reference, and note who computes ours. Returns the bytes of one call's results."""
+    """Hold the sides of MLX, and those of torch that get the same numbers, to the reference, and note who computes ours. Returns the
+    bytes of one call's results.
+    """
     from .cases.base import UnavailableError, WrongResultError, arrays_of
     from .timing import MlxEngine
 
     errors, result_bytes = header.setdefault("errors", {}), 0
     for side in prepared.sides:
-        if not isinstance(side.engine, MlxEngine):
+        error_of = prepared.error if isinstance(side.engine, MlxEngine) else prepared.same_inputs.get(side.name)
+        if error_of is None:
             continue
         own = side.name.partition(",")[0] == "ours"
         try:
@@ -92,7 +95,7 @@ def check(case: Case, prepared: Prepared, header: dict[str, Any]) -> int:
                 if side.name == "ours":
                     note_route(case, side, result, header)
             if side.name not in prepared.unchecked:
-                errors[side.name] = prepared.error(result)
+                errors[side.name] = error_of(result)
         except UnavailableError as error:
             header.update({"unavailable": str(error)} if side.name == "ours" else {})
             continue

@@ -26,7 +26,7 @@ GPU_FIELDS = (
     "power.limit",
     "temperature.gpu",
 )
-DISTRIBUTIONS = re.compile(r"(mlx|nvidia|torch|numpy|nanobind).*", re.IGNORECASE)
+DISTRIBUTIONS = re.compile(r"(mlx|nvidia|torch|triton|fla-core|flash-linear-attention|numpy|nanobind).*", re.IGNORECASE)
 LIBRARIES = re.compile(r"/lib(cudnn|cublas|cublasLt|cudart|mlx|cuda)\.so[^/]*$")
 
 

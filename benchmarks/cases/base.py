@@ -48,6 +48,7 @@ class Prepared:
     measure: Callable[[Settings], Mapping[str, Timing | Exception]] | None = None
     numbers: dict[str, float] = field(default_factory=dict)
     unchecked: Collection[str] = ()  # sides that compute something else on purpose
+    same_inputs: Mapping[str, Callable[[Any], float]] = field(default_factory=dict)  # the error of sides of torch that get the same numbers
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
-"""Linear attention: the gated delta rule against MLX's own, one token at a time and whole prompts."""
+"""Linear attention: the gated delta rule against MLX's own and flash-linear-attention's, one token at a time and whole prompts."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import mlx.core as mx
+import numpy as np
 from mlx_cuda._recurrence.composed import composed
 from mlx_cuda._recurrence.rules import Call
 
@@ -16,9 +18,51 @@ from tests.gpu.support import host, relative_error
 from ..timing import MlxEngine, Side, TorchEngine
 from . import short_conv
 from .backward import GRADIENT_TOLERANCE
-from .base import DTYPES, Case, Prepared, Unit, explanation, operation, rotation, tolerance
+from .base import DTYPES, Case, Prepared, UnavailableError, Unit, explanation, operation, rotation, tolerance
 
 CHECKED_TOKENS = 512  # of the first sequence's first heads
+FLA = "torch, flash-linear-attention"
+
+
+class Fla:
+    """flash-linear-attention on the same numbers. It is imported at the first call, whose error says so where it is not installed."""
+
+    def __init__(self, engine: TorchEngine, *, backward: bool) -> None:
+        self.torch, self.backward = engine.torch, backward
+
+    def inputs(self, arrays: tuple[mx.array, ...]) -> tuple[Any, ...]:
+        """Its decays are logarithms; and the gradients of both results, if those of the inputs are asked for."""
+        q, k, v, g, beta, state = (self.on_device(each) for each in arrays)
+        wanted = (q, k, v, g.log(), beta, state)
+        if not self.backward:
+            return wanted
+        return (*(each.requires_grad_() for each in wanted), v.detach().clone(), state.detach().clone())
+
+    def on_device(self, array: mx.array) -> Any:
+        raw = self.torch.from_numpy(np.array(mx.view(array, mx.uint8) + 0))  # a copy, because MLX would move what the host reads
+        return raw.to("cuda").view(getattr(self.torch, str(array.dtype).rpartition(".")[2]))
+
+    def __call__(self, *arrays: Any) -> Any:
+        try:
+            rules = importlib.import_module("fla.ops.gated_delta_rule")
+        except (ImportError, OSError) as error:
+            raise UnavailableError(f"flash-linear-attention cannot be imported: {error}") from error
+        tokens = arrays[0].shape[1]
+        call = rules.chunk_gated_delta_rule if tokens > 1 or self.backward else rules.fused_recurrent_gated_delta_rule
+        q, k, v, g, beta, state, *gradients = arrays
+        with self.torch.set_grad_enabled(self.backward):
+            results = call(
+                q, k, v, g=g, beta=beta, scale=1.0, initial_state=state, output_final_state=True, state_v_first=True
+            )  # fmt: skip
+            return self.torch.autograd.grad(results, arrays[:6], gradients) if self.backward else results
+
+    def results(self, result: Any, inputs: tuple[mx.array, ...]) -> Any:
+        """As ours: where gradients are asked for, that of the decay instead of its logarithm."""
+        if not self.backward:
+            return [mx.array(result[0][:1, :CHECKED_TOKENS, :2].float().cpu().numpy())]
+        gradients = [mx.array(each.float().cpu().numpy()) for each in result]
+        gradients[3] = gradients[3] / inputs[3]
+        return None, gradients
 
 
 @dataclass(frozen=True)
@@ -65,7 +109,7 @@ class LinearAttentionCase(Case):
         state = mx.random.normal((self.batch, self.value_heads, self.size, self.size))
         return (q * self.size**-0.5).astype(kind), k.astype(kind), v, g, beta, state
 
-    def prepare(self, torch: TorchEngine | None) -> Prepared:  # noqa: ARG002  (torch has nothing like it)
+    def prepare(self, torch: TorchEngine | None) -> Prepared:
         ours = operation("gated_delta")
         upstream: Any = mx.fast.gated_delta_update
         state_bytes = 4.0 * self.batch * self.value_heads * self.size**2
@@ -104,9 +148,13 @@ class LinearAttentionCase(Case):
             own = [host(each[:1, :CHECKED_TOKENS, : 1 if i < 2 else 2]) for i, each in enumerate(inputs[0][:5])]
             return relative_error(y, reference.linear_attention(own, host(inputs[0][5][:1, :2]))[0])
 
-        if self.backward:
-            return Prepared(sides, error_of_gradients, GRADIENT_TOLERANCE)
-        return Prepared(sides, error, tolerance(self.dtype))
+        held = error_of_gradients if self.backward else error
+        same_inputs: dict[str, Callable[[Any], float]] = {}
+        if torch and not self.channels:
+            fla = Fla(torch, backward=self.backward)
+            sides.append(Side(FLA, torch, fla, [fla.inputs(each) for each in inputs]))
+            same_inputs[FLA] = lambda result: held(fla.results(result, inputs[0]))
+        return Prepared(sides, held, GRADIENT_TOLERANCE if self.backward else tolerance(self.dtype), same_inputs=same_inputs)
 
 
 def cases(*, quick: bool) -> list[LinearAttentionCase | short_conv.ShortConvCase]:
@@ -115,6 +163,7 @@ def cases(*, quick: bool) -> list[LinearAttentionCase | short_conv.ShortConvCase
         layers = [LinearAttentionCase(tokens, backward=backward, key_heads=1, value_heads=2, size=32) for tokens, backward in small]
         return [*layers, *short_conv.cases(quick=quick)]
     few = [LinearAttentionCase(1, batch, channels) for channels in (False, True) for batch in (1, 8, 64, 256)]
-    prompts = [LinearAttentionCase(tokens, 1, channels) for channels in (False, True) for tokens in (64, 256, 2048, 32768)]
+    prompts = [LinearAttentionCase(tokens) for tokens in (64, 256, 512, 2048, 8192, 32768)]
+    prompts += [LinearAttentionCase(tokens, channels=True) for tokens in (64, 256, 2048, 32768)]
     gradients = [LinearAttentionCase(tokens, backward=True) for tokens in (2048, 8192)]
     return [*few, *prompts, LinearAttentionCase(2048, 8), *gradients, *short_conv.cases(quick=quick)]

@@ -133,8 +133,12 @@ __device__ inline void invert_diagonal(float* a) {
   for (int i = 0; i < 16; ++i) {
     x[i] = i == column ? 1.0f : 0.0f;
 #pragma unroll
-    for (int j = 0; j < i; ++j) {
-      x[i] = fmaf(corner[i * kSquare + j], x[j], x[i]);
+    for (int j = 0; j < i; j += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(corner + i * kSquare + j);
+      x[i] = fmaf(four.x, x[j], x[i]);
+      x[i] = j + 1 < i ? fmaf(four.y, x[j + 1], x[i]) : x[i];
+      x[i] = j + 2 < i ? fmaf(four.z, x[j + 2], x[i]) : x[i];
+      x[i] = j + 3 < i ? fmaf(four.w, x[j + 3], x[i]) : x[i];
     }
   }
   __syncwarp();
@@ -144,16 +148,16 @@ __device__ inline void invert_diagonal(float* a) {
   }
 }
 
-// sums += x of block j, by the square at (i, j): tokens 2 c and 2 c + 1 of eight are the MMA's k indices c and c + 4.
+// sums += x of block j, by the squares at (i, j) for so many blocks from i on: tokens 2 c and 2 c + 1 of eight are the MMA's k
+// indices c and c + 4.
 template <typename T>
-__device__ inline void add_square(const Preparation<T>& m, float (&sums)[2][4], const float (&x)[kChunk / 8][4], int i, int j) {
+__device__ inline void add_squares(const Preparation<T>& m, float (*sums)[4], const float (*x)[4], int i, int j, int count) {
 #pragma unroll
   for (int s = 0; s < 2; ++s) {
-    const float (&from)[4] = x[2 * j + s];
     uint4 rows, rest;
-    split(make_float4(from[0], from[2], from[1], from[3]), rows, rest);
+    split(make_float4(x[s][0], x[s][2], x[s][1], x[s][3]), rows, rest);
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < 2 * count; ++n) {
       const float2 pair = *reinterpret_cast<const float2*>(m.a + (i * 16 + n * 8 + m.g) * kSquare + j * 16 + s * 8 + m.c);
       uint4 by, by_rest;
       split(make_float4(pair.x, pair.y, 0, 0), by, by_rest);
@@ -164,30 +168,19 @@ __device__ inline void add_square(const Preparation<T>& m, float (&sums)[2][4], 
   }
 }
 
-// (I + A) x = what x is, block after block.
+// (I + A) x = what x is, block after block: one that is solved is subtracted from all later ones at once, whose MMAs do not wait
+// for each other.
 template <typename T>
 __device__ inline void solve(const Preparation<T>& m, float (&x)[kChunk / 8][4]) {
-  const auto put = [&](const float (&sums)[2][4], int i) {
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      x[2 * i + e / 4][e % 4] = sums[e / 4][e % 4];
-    }
-  };
-#pragma unroll
-  for (int i = 0; i < Preparation<T>::kBlocks; ++i) {
-    float sums[2][4];
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      sums[e / 4][e % 4] = x[2 * i + e / 4][e % 4];
-    }
-#pragma unroll
-    for (int j = 0; j < i; ++j) {
-      add_square(m, sums, x, i, j);
-    }
-    put(sums, i);
+  for (int j = 0; j < Preparation<T>::kBlocks; ++j) {
     float solved[2][4]{};
-    add_square(m, solved, x, i, i);
-    put(solved, i);
+    add_squares(m, solved, x + 2 * j, j, j, 1);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      x[2 * j + e / 4][e % 4] = solved[e / 4][e % 4];
+    }
+    add_squares(m, x + 2 * j + 2, solved, j + 1, j, Preparation<T>::kBlocks - 1 - j);
   }
 }
 

@@ -241,13 +241,21 @@ struct Gates {
 
   __device__ Gates(const Recurrence& p, const Work& work, int first) {
     const int lane = threadIdx.x % 32;
+    bool there[2];
+    unsigned decays[2]{}, factors[2]{};  // as stored
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const long long token = first + 2 * lane + i;
-      const bool there = token < work.end && is_seen(p, work.batch, token);
-      const float decay = there ? number(load(p.g.data, place(p.g, work.batch, token, work.head), p.g.type), p.g.type) : 1.0f;
-      betas[i] = there ? number(load(p.beta.data, place(p.beta, work.batch, token, work.head), p.beta.type), p.beta.type) : 0.0f;
-      logs[i] = nan_max(logf(decay), kLeastLogDecay);
+      there[i] = token < work.end && is_seen(p, work.batch, token);
+      if (there[i]) {
+        decays[i] = load(p.g.data, place(p.g, work.batch, token, work.head), p.g.type);
+        factors[i] = load(p.beta.data, place(p.beta, work.batch, token, work.head), p.beta.type);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      betas[i] = there[i] ? number(factors[i], p.beta.type) : 0.0f;
+      logs[i] = nan_max(logf(there[i] ? number(decays[i], p.g.type) : 1.0f), kLeastLogDecay);
     }
     float before = logs[0] + logs[1];
 #pragma unroll

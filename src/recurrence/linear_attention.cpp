@@ -32,7 +32,10 @@ using Delta = KernelRow<std::string_view, bool>;
 constexpr auto kPrepare = std::to_array<Delta>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kScan = std::to_array<Delta>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
 
-constexpr std::int64_t kWorkspace = 64 << 20;  // bytes, for the parts of long sequences that take turns
+// Bytes for the parts of long sequences that take turns.
+std::int64_t workspace_bytes() {
+  return std::clamp<std::int64_t>(device_memory() / 256, 64 << 20, 192 << 20);
+}
 
 class Recurrent final : public Stateful<Parts> {
  public:
@@ -129,7 +132,8 @@ class Recurrent final : public Stateful<Parts> {
     const PreparedMemory sizes(in.v.shape(3));
     const std::int64_t heads = std::int64_t{in.v.shape(0)} * in.v.shape(2);
     const int all = ceil_div(in.v.shape(1), kChunk);
-    const int most = static_cast<int>(std::clamp<std::int64_t>(kWorkspace / (heads * sizes.bytes()), 1, all));
+    const int fitting = static_cast<int>(std::clamp<std::int64_t>(workspace_bytes() / (heads * sizes.bytes()), 1, all));
+    const int most = ceil_div(all, ceil_div(all, fitting));  // parts of the same size
     mx::array memory =
         temporary_in_turn({static_cast<int>(most * heads), static_cast<int>(sizes.bytes())}, mx::uint8, encoder, queue());
     const std::string dtype = type_name(in.v.dtype());

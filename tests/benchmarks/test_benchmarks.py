@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import re
+import sys
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import mlx_cuda
@@ -12,7 +16,9 @@ from mlx_cuda._explain import EXPLAINED
 from benchmarks.__main__ import ATTENTION, GROUPS, MATMUL, RESULTS, main, warnings
 from benchmarks.cases import GROUPS as CASES
 from benchmarks.cases.base import UnavailableError, operation
+from benchmarks.cases.linear_attention import FLA, Fla
 from benchmarks.decoding import bytes_of_step
+from benchmarks.measuring import check
 from benchmarks.record import CaseResult, Results, SideResult
 from benchmarks.result_file import write
 from benchmarks.table import SHORT, case_table, fill, short_table
@@ -220,6 +226,25 @@ def test_a_side_that_raises_is_noted_and_the_others_are_timed() -> None:
     assert len(case.sides["ours"].seconds) == 2
     assert case.sides["broken"].to_json() == {"error": "RuntimeError: no kernel for this"}
     assert "failed" in case_table([case])
+
+
+def test_a_side_of_torch_with_the_same_numbers_is_held_to_the_reference() -> None:
+    (case, *_) = CASES["swiglu"](quick=True)
+    prepared = case.prepare(None)
+    torch: Any = object()
+    others = [Side(name, torch, prepared.sides[0].call, prepared.sides[0].inputs) for name in ("same", "other")]
+    header: dict[str, Any] = {}
+    check(case, replace(prepared, sides=[*prepared.sides, *others], same_inputs={"same": prepared.error}), header)
+    assert header["errors"] == {side: pytest.approx(header["errors"]["ours"], abs=1e-2) for side in ("ours", "upstream", "same")}
+
+
+def test_flash_linear_attention_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fla.ops.gated_delta_rule", None)
+    engine: Any = SimpleNamespace(torch=None)
+    inputs: Any = [(mx.ones((1, 2, 1, 4)),)]
+    side = Side(FLA, engine, Fla(engine, backward=False), inputs)
+    with pytest.raises(UnavailableError, match="flash-linear-attention cannot be imported: "):
+        side.call(*inputs[0])
 
 
 def test_rates_and_ratios() -> None:

@@ -59,7 +59,7 @@ def test_symbols_are_in_the_files_that_documents_name(page: str, symbol: str, pa
 def test_symbols_that_are_elsewhere_are_found() -> None:
     assert len(placed()) > 20
     assert not defined("OPERATIONS", REPOSITORY / "python/mlx_cuda/_explain.py")  # which imports it
-    assert not defined("kWorkspace", REPOSITORY / "src/recurrence/calls.cpp")
+    assert not defined("workspace_bytes", REPOSITORY / "src/recurrence/calls.cpp")
 
 
 def test_the_picture_is_of_these_folders() -> None:
