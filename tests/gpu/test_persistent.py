@@ -25,7 +25,7 @@ def hopper() -> None:
         pytest.skip("the kernel is for Hopper")
 
 
-LAYER = "GEMV + add, norm + 2 GEMVs + swiglu, GEMV + add"
+LAYER = "GEMV + add; norm + 2 GEMVs + swiglu; GEMV + add"
 SMALL = {"size": 512, "hidden": 1536, "layers": 3, "words": 800, "dim": 64, "heads": 16, "kv_heads": 4}
 
 
@@ -45,8 +45,8 @@ def kernels(model: Model) -> str:
 def test_sizes(rng: np.random.Generator, dtype: mx.Dtype, sizes: dict[str, Any]) -> None:
     model = make(rng, dtype, FOUR, **sizes)
     check(model, words(rng, 1, 60) % sizes["words"], dtype)
-    assert f"{sizes['layers'] - 1} persistent: {LAYER}, norm + 3 GEMVs" in kernels(model)
-    assert f"1 persistent: {LAYER}, norm + GEMV" in kernels(model)
+    assert f"{sizes['layers'] - 1} persistent: {LAYER}; norm + 3 GEMVs" in kernels(model)
+    assert f"1 persistent: {LAYER}; norm + GEMV" in kernels(model)
 
 
 @pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_approx", "of itself"])

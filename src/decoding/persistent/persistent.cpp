@@ -189,7 +189,7 @@ std::size_t handoff_bytes(const std::vector<GemvCall>& calls) {
 std::string name_of(const std::vector<GemvCall>& calls) {
   std::string name = "persistent: ";
   for (const GemvCall& call : calls) {
-    name += (&call == &calls[0] ? "" : ", ") + call.name();
+    name += (&call == &calls[0] ? "" : "; ") + call.name();
   }
   return name;
 }
