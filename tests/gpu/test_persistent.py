@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from mlx_cuda._loader import native as _native
 
-from .decoding_checks import FOUR, PROMPT, as_it_is, check, fresh, make, replayed, run, words
-from .decoding_model import Model
-from .support import host
+from .decoding_checks import FOUR, PROMPT, TOLERANCE, as_it_is, check, fresh, make, replayed, run, words
+from .decoding_model import Model, nn
+from .support import host, relative_error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("small_buckets", "hopper")]
 
@@ -63,6 +63,21 @@ def test_what_the_kernel_does_not_take(rng: np.random.Generator, sizes: dict[str
     check(model, words(rng, 1, 30), mx.bfloat16)
     found = [int(part.split()[0]) for part in kernels(model).split(", ") if "persistent" in part]
     assert sum(found) == runs
+
+
+def test_a_gemv_that_reads_one_of_several_results(rng: np.random.Generator) -> None:
+    """As in multi-head latent attention: the projection after one of those that share a norm."""
+    model: Any = make(rng, mx.bfloat16, FOUR, **SMALL)
+    for layer in model.layers:
+        parts = [nn.Linear(512, 512, bias=False), nn.Linear(512, 16 * 64, bias=False)]
+        for part in parts:
+            part.weight = part.weight.astype(mx.bfloat16)
+        layer.q = nn.Sequential(*(nn.QuantizedLinear.from_linear(part, 64, 4) for part in parts))
+    mx.eval(model.parameters())
+    tokens = words(rng, 1, 40)
+    own, ours = (run(model, fresh(model), tokens, step(model)) for step in (as_it_is, replayed))
+    assert relative_error(ours, own) <= TOLERANCE[mx.bfloat16]
+    assert f"persistent: {LAYER}; norm + 3 GEMVs" in kernels(model)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)

@@ -43,6 +43,7 @@ struct PersistentParams {
   static constexpr int kGroup = 64;
   static constexpr int kPairValues = 512;  // eight groups: two for each of the four slices of an MMA
   static constexpr int kQuadRows = 4;
+  static constexpr int kMostInner = 32768;  // whose x leaves space for some slots
   static constexpr int kMostSlots = 16;
   static constexpr int kCounterBytes = 128;  // apart, so that polling one does not delay others
   static constexpr int kUnset = -1;

@@ -54,13 +54,6 @@ Division divide(int inner) {
   return {most_shift, ceil_div(pairs, ceil_div(pairs, most)) * Params::kPairValues};
 }
 
-int columns_of(const GemvCall& call) {
-  int columns = 0;
-  for (const OneGemv& gemv : call.parts) {
-    columns += gemv.columns;
-  }
-  return columns;
-}
 
 // Whether the kernel takes such a call.
 bool fits(const GemvCall& call) {
@@ -69,8 +62,8 @@ bool fits(const GemvCall& call) {
     const bool affine4 = gemv.form && gemv.form->mode == "affine" && gemv.form->bits == 4;
     return affine4 && gemv.form->group_size == Params::kGroup && !gemv.chosen &&
            gemv.x.size() == static_cast<std::size_t>(gemv.inner) && gemv.inner % Params::kPairValues == 0 &&
-           gemv.columns % row_multiple == 0 && is_aligned(gemv.w, 0, 16) && is_aligned(*gemv.scales, 0, 16) &&
-           is_aligned(*gemv.biases, 0, 16);
+           gemv.inner <= Params::kMostInner && gemv.columns % row_multiple == 0 && is_aligned(gemv.w, 0, 16) &&
+           is_aligned(*gemv.scales, 0, 16) && is_aligned(*gemv.biases, 0, 16);
   });
 }
 
@@ -116,7 +109,7 @@ void launch(const Run& run, const mx::Stream& stream) {
       call.x = contiguous_on_16_bytes(call.x, encoder, stream);
     }
     if (call.added && added_from[i] < 0) {
-      call.added = contiguous(*call.added, encoder, stream);
+      call.added = contiguous_on_16_bytes(*call.added, encoder, stream);
     }
     for (mx::array& out : call.outputs) {
       allocate(out, stream);
@@ -194,6 +187,15 @@ std::string name_of(const std::vector<GemvCall>& calls) {
   return name;
 }
 
+// Whether a call reads one of several results of an earlier call: only single ones are handed over.
+bool reads_one_of_several(const GemvCall& call, const std::vector<GemvCall>& run) {
+  return std::any_of(run.begin(), run.end(), [&](const GemvCall& earlier) {
+    return earlier.outputs.size() > 1 && std::any_of(earlier.outputs.begin(), earlier.outputs.end(), [&](const mx::array& out) {
+             return out.id() == call.x.id() || (call.added && out.id() == call.added->id());
+           });
+  });
+}
+
 // The runs of GEMVs that follow one another, of at least two.
 std::vector<std::vector<GemvCall>> runs_of(const Plan& plan, const GemvCalls& calls) {
   std::vector<std::vector<GemvCall>> runs(1);
@@ -206,13 +208,14 @@ std::vector<std::vector<GemvCall>> runs_of(const Plan& plan, const GemvCalls& ca
       }
       continue;
     }
-    if (last.size() == Params::kMost || (!last.empty() && last[0].x.dtype() != found->second.x.dtype())) {
-      runs.emplace_back();
-    }
     GemvCall call = found->second;
     call.x = source_of(plan, call.x);
     if (call.added) {
       call.added = source_of(plan, *call.added);
+    }
+    if (last.size() == Params::kMost || reads_one_of_several(call, last) ||
+        (!last.empty() && last[0].x.dtype() != call.x.dtype())) {
+      runs.emplace_back();
     }
     runs.back().push_back(std::move(call));
   }
