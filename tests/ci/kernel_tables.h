@@ -5,6 +5,7 @@
 #include "attention/flash/mask_tiles_params.h"
 #include "decoding/append/params.h"
 #include "decoding/heads/params.h"
+#include "decoding/persistent/params.h"
 #include "decoding/router/params.h"
 #include "decoding/row_norm/params.h"
 #include "decoding/token/params.h"
@@ -47,6 +48,7 @@ TABLE "grouped_quantized_sm90" MLX_CUDA_GROUPED_QUANTIZED_KERNELS(NAME);
 TABLE "grouped_sm90" MLX_CUDA_GROUPED_SM90_KERNELS(NAME);
 TABLE "heads" MLX_CUDA_HEADS_KERNELS(NAME, NAME);
 TABLE "mask_tiles" MLX_CUDA_MASK_STATES_KERNELS(NAME);
+TABLE "persistent_sm90" MLX_CUDA_PERSISTENT_KERNELS(NAME);
 TABLE "quantized_moe_sm90" MLX_CUDA_MOE_KERNELS(NAME);
 TABLE "quantized_plain" MLX_CUDA_PLAIN_KERNELS(NAME, NAME) MLX_CUDA_QUANTIZED_MERGE_KERNELS(NAME);
 TABLE "quantized_small_m" MLX_CUDA_SMALL_M_KERNELS(NAME, NOT_SM90);

@@ -8,7 +8,7 @@ namespace mlx_cuda {
 
 // One instruction: GEMVs of the same x [inner] with affine 4-bit weights in groups of 64, in MLX's layout.
 //
-// Rows of w are divided in quads, one for each warp at a time: two adjacent rows and the two that lie half a chunk later or, where
+// Rows of w are divided in quads, one for each warp at a time: two adjacent rows and the two half a chunk later or, where
 // the epilogue is gated, the same two of the second part.
 struct PersistentGemv {
   const void* x;

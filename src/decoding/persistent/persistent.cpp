@@ -54,7 +54,6 @@ Division divide(int inner) {
   return {most_shift, ceil_div(pairs, ceil_div(pairs, most)) * Params::kPairValues};
 }
 
-
 // Whether the kernel takes such a call.
 bool fits(const GemvCall& call) {
   const int row_multiple = is_gated(call.epilogue) ? Params::kQuadRows / 2 : Params::kQuadRows;

@@ -225,7 +225,7 @@ class PersistentRows {
     }
   }
 
-  // Adds the products of a slot: a warp has every `splits`th of its pairs of groups.
+  // Multiplies a slot: a warp has every `splits`th of its pairs of groups.
   __device__ void add_slot(
       float (&totals)[3], const unsigned char* slot, int quads, int quad, int split, int splits, int first, int values) const {
     const int row = lane_ / 16;  // of each half of the quad
