@@ -76,7 +76,7 @@ def test_a_gemv_that_reads_one_of_several_results(rng: np.random.Generator) -> N
     mx.eval(model.parameters())
     tokens = words(rng, 1, 40)
     own, ours = (run(model, fresh(model), tokens, step(model)) for step in (as_it_is, replayed))
-    assert relative_error(ours, own) <= TOLERANCE[mx.bfloat16]
+    assert relative_error(ours, host(own)) <= TOLERANCE[mx.bfloat16]
     assert f"persistent: {LAYER}; norm + 3 GEMVs" in kernels(model)
 
 

@@ -29,7 +29,7 @@ using Params = PersistentParams;
 constexpr int kInFlight = 46080;
 // Of a slot: 16 rows of 2560 values.
 constexpr int kMostSlotBytes = 23040;
-// What other kernels' blocks find free on a multiprocessor, so that they begin before this one ends.
+// Left free on a multiprocessor for blocks of other kernels, so that they begin before this one ends.
 constexpr int kLeftBytes = 32 << 10;
 
 // How an instruction's weights are divided among slots and warps.

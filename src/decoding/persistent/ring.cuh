@@ -14,7 +14,7 @@ struct Chunk {
   int quads;
 };
 
-// What a block computes of an instruction, in shared memory.
+// The part of an instruction that a block computes, in shared memory.
 struct Share {
   PersistentGemv gemv;
   int begin;  // quads

@@ -371,7 +371,7 @@ class PersistentRows {
     return is_gated(g.epilogue) ? (chunk.first + quad) * 2 : chunk.first * 4 + quad * 2 + half * chunk.quads * 2;
   }
 
-  // What is added to the two results that a lane stores; null: nothing.
+  // The numbers that are added to the two results that a lane stores; null: none.
   __device__ const T* added_to(const PersistentGemv& g, const Chunk& chunk, int quad) const {
     return g.epilogue == GemvEpilogue::add && (lane_ & ~4) == 0 ? static_cast<const T*>(g.added) + row_of(g, chunk, quad, lane_ / 4)
                                                                 : nullptr;
