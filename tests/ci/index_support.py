@@ -111,6 +111,8 @@ def server_here(folder: Path) -> Iterator[str]:
 
         nobody: dict[str, Any] = {"authenticate": [], "password_file": "."}
         app = pypiserver.app(roots=[folder.resolve()], disable_fallback=True, backend_arg="simple-dir", **nobody)
+    # bottle, which it has a copy of, leaves a finder of its plugins that later imports of this process warn of.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "_ImportRedirect"]
     with _running(make_server(HOST, 0, app, _Wsgi, _Asked)) as url:
         yield url
 

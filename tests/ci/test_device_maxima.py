@@ -8,7 +8,7 @@ from ci.matrix import REPOSITORY
 
 PASSING_BY = {
     "attention/flash/mask_tiles.cu": "what is taken off a row of a mask: with NaN in it the row is NaN whatever that is",
-    "matmul/gemv/operands.cuh": "the largest of a group of x, whose sum goes with it and is NaN",
+    "matmul/gemv/integers.cuh": "the largest of a group of x, whose sum goes with it and is NaN",
     "decoding/append/quantized_row.cuh": "mx.quantize does so",
     "matmul/dense/epilogue.cu": "relu looks for NaN itself",
     "matmul/fp8/fp8.cu": "the largest finite magnitude",
