@@ -1,4 +1,5 @@
-// Inline assembly of kernels whose blocks exchange results while they run (sm_70), and of the weights that they stream (sm_90).
+// Inline assembly of kernels whose blocks exchange results while they run (sm_70), of their integers (sm_61), and of the weights
+// that they stream (sm_90).
 #pragma once
 
 #include "device/ptx.cuh"
@@ -24,6 +25,12 @@ __device__ inline void store_relaxed(void* to, unsigned value) {
 }
 __device__ inline void add_relaxed(int* to, int value) {
   asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+
+// The products of four unsigned and four signed bytes, and a sum.
+__device__ inline int dot_bytes(unsigned one, unsigned other, int sum) {
+  asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(one), "r"(other));
+  return sum;
 }
 
 // Of shared memory, in order with barriers. Written out, as the compiler splits vectors that are members.

@@ -150,7 +150,7 @@ class Fusion {
 
   void replace(const GemvCall& call) {
     plan_.replace({call.name(), call.inputs(), call.outputs, [call](const mx::Stream& stream) { launch(call, stream); }});
-    calls_.emplace(plan_.giver(call.outputs[0]), call);
+    calls_.gemvs.emplace(plan_.giver(call.outputs[0]), call);
   }
 
   // Two of them and the gate that is all that reads them.
@@ -207,8 +207,9 @@ class Fusion {
       call.outputs = sum->outputs;
     }
     replace(call);
-    if (auto router = router_item(plan_, *gemv.chosen, scores)) {
-      plan_.replace(std::move(*router));
+    if (const auto router = router_call(plan_, *gemv.chosen, scores)) {
+      plan_.replace(router_item(*router));
+      calls_.routers.emplace(plan_.giver(router->chosen), *router);
     }
     return true;
   }
@@ -240,7 +241,7 @@ class Fusion {
   Plan& plan_;
   const mx::Stream stream_;
   Gates gates_{plan_};
-  GemvCalls calls_{};
+  PersistentCalls calls_{};
 };
 
 }  // namespace

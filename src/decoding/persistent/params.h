@@ -2,14 +2,20 @@
 // device share.
 #pragma once
 
+#include "decoding/router/params.h"
 #include "matmul/gemv/params.h"
 
 namespace mlx_cuda {
 
-// One instruction: GEMVs of the same x [inner] with affine 4-bit weights in groups of 64, in MLX's layout.
+// One instruction: GEMVs of the same x [inner] with affine weights in groups of 64, in MLX's layout.
 //
-// Rows of w are divided in quads, one for each warp at a time: two adjacent rows and the two half a chunk later or, where
-// the epilogue is gated, the same two of the second part.
+// Rows of w with 4-bit values are divided in quads, one for each warp at a time: two adjacent rows and the two half a chunk later
+// or, where the epilogue is gated, the same two of the second part. With 8-bit values, of which a router has few rows, a warp reads
+// two rows straight from memory.
+//
+// MoE: w of a part is the matrices of all experts, [experts, columns, inner]. Either each of the chosen ones gives `expert_quads`
+// of gated results, one expert after another; or each is multiplied by its own row of x, [turns, inner], times its score, and the
+// results are summed, as if inner were `turns` times as long.
 struct PersistentGemv {
   const void* x;
   const void* norm;   // [inner], or null
@@ -17,14 +23,31 @@ struct PersistentGemv {
   void* handoff;      // a second copy of the result for later instructions, or null
   int x_from;         // the instruction whose handoff x is; -1: x is of an earlier kernel
   int added_from;     // the same of `added`
+  int same_x;         // whether x is that of the instruction before, with the same norm
   float eps;
+  int bits;
   int inner;
-  int slot_values;  // of each row, in a slot: all of inner, or a multiple of kPairValues
-  int split_shift;  // log2 of the warps that share a quad
-  int quads;
+  int slot_values;   // of each row, in a slot: all of inner, or a multiple of kPairValues
+  int in_flight;     // slots that are being loaded, at most: more would delay what is handed over
+  int split_shift;   // log2 of the warps that share a quad
+  int quads;         // 0 with 8 bits
+  int share_quads;   // a block's quads are a multiple of this
+  int expert_quads;  // or 0
+  int turns;         // otherwise 1
   int parts;
   GemvEpilogue epilogue;
   GemvPart part[GemvParams::kMostParts];  // whose `first` counts quads
+
+  constexpr bool of_experts() const {
+    return expert_quads > 0 || turns > 1;
+  }
+};
+
+// What the router has chosen, in shared memory.
+struct PersistentRoute {
+  unsigned experts[RouterParams::kMostChosen];
+  float scores[RouterParams::kMostChosen];
+  unsigned long long chosen;  // a barrier: once they are there
 };
 
 // Producer warps stream w through `slots` in shared memory, in the order of the instructions and whatever they wait for. A chunk
@@ -43,7 +66,8 @@ struct PersistentParams {
   static constexpr int kGroup = 64;
   static constexpr int kPairValues = 512;  // eight groups: two for each of the four slices of an MMA
   static constexpr int kQuadRows = 4;
-  static constexpr int kMostInner = 32768;  // whose x leaves space for some slots
+  static constexpr int kMostInner = 32768;   // of x, which leaves space for some slots
+  static constexpr int kTurnMultiple = 256;  // of inner: bulk copies of a quad's scales have a multiple of 16 bytes
   static constexpr int kMostSlots = 16;
   static constexpr int kCounterBytes = 128;  // apart, so that polling one does not delay others
   static constexpr int kUnset = -1;
@@ -53,10 +77,17 @@ struct PersistentParams {
   int cleared_bytes;
   int slots;
   int slot_bytes;
-  int in_flight;  // slots that are being loaded, at most: more would delay what is handed over
-  int most_inner;
+  int most_inner;  // of x in shared memory: `padded` and all turns
   int count;
+  int router_at;    // the instruction before which experts are chosen; -1: none
+  int logits_from;  // the instruction that gives the router's logits
+  RouterParams router;
   PersistentGemv gemv[kMost];
+
+  // x has whole pairs of groups, also of each turn: the rest is 0.
+  static constexpr int padded(int inner) {
+    return (inner + kPairValues - 1) / kPairValues * kPairValues;
+  }
 
   static constexpr int row_bytes(int values) {
     return values / 2;
@@ -85,13 +116,16 @@ struct PersistentParams {
     return kWarps * 4;
   }
   constexpr int shared_bytes() const {
-    return slots * (slot_bytes + 16) + shares_bytes() + x_bytes(most_inner) + sums_bytes() + squares_bytes();
+    return slots * (slot_bytes + 16) + shares_bytes() + x_bytes(most_inner) + sums_bytes() + squares_bytes() +
+           static_cast<int>(sizeof(PersistentRoute));
   }
 };
 
 }  // namespace mlx_cuda
 
-// persistent_sm90.cu. EACH(name, dtype).
-#define MLX_CUDA_PERSISTENT_KERNELS(EACH) \
-  EACH(persistent_float16, float16)       \
-  EACH(persistent_bfloat16, bfloat16)
+// persistent_sm90.cu. EACH(name, dtype, whether experts are chosen).
+#define MLX_CUDA_PERSISTENT_KERNELS(EACH)         \
+  EACH(persistent_float16, float16, false)        \
+  EACH(persistent_bfloat16, bfloat16, false)      \
+  EACH(persistent_experts_float16, float16, true) \
+  EACH(persistent_experts_bfloat16, bfloat16, true)

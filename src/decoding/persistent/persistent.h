@@ -2,16 +2,20 @@
 #pragma once
 
 #include "decoding/graph/plan.h"
+#include "decoding/router/router.h"
 #include "matmul/gemv/gemv.h"
 
 #include <unordered_map>
 
 namespace mlx_cuda {
 
-using GemvCalls = std::unordered_map<const Item*, GemvCall>;
+// What a plan's items compute.
+struct PersistentCalls {
+  std::unordered_map<const Item*, GemvCall> gemvs;
+  std::unordered_map<const Item*, RouterCall> routers;
+};
 
-// Replaces each run of GEMVs that the plan computes one after another, if the kernel takes them. `calls`: those of the plan's
-// items.
-void fuse_runs(Plan& plan, const GemvCalls& calls, const mx::Stream& stream);
+// Replaces each run of such items that the plan computes one after another, if the kernel takes them.
+void fuse_runs(Plan& plan, const PersistentCalls& calls, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

@@ -7,7 +7,7 @@ namespace mlx_cuda {
 
 extern __shared__ __align__(128) unsigned char persistent_memory[];
 
-template <typename T>
+template <typename T, bool Experts>
 __device__ inline void run(const PersistentParams& p) {
   // Instructions are read at a running index, at which the constant cache is slow.
   auto* const shares = reinterpret_cast<Share*>(persistent_memory);
@@ -19,11 +19,15 @@ __device__ inline void run(const PersistentParams& p) {
   }
   const auto blocks = static_cast<int>(gridDim.x);
   if (const auto i = static_cast<int>(threadIdx.x); i < p.count) {
-    shares[i].begin = p.gemv[i].quads * static_cast<int>(blockIdx.x) / blocks;
-    shares[i].end = p.gemv[i].quads * (static_cast<int>(blockIdx.x) + 1) / blocks;
+    const int each = p.gemv[i].share_quads;
+    const int count = p.gemv[i].quads / each;
+    shares[i].begin = count * static_cast<int>(blockIdx.x) / blocks * each;
+    shares[i].end = count * (static_cast<int>(blockIdx.x) + 1) / blocks * each;
   }
   unsigned char* const slots = persistent_memory + PersistentParams::shares_bytes();
-  const Ring ring(p, shares, slots);
+  unsigned char* const x = slots + p.slots * (p.slot_bytes + 16);
+  auto* const route = reinterpret_cast<PersistentRoute*>(persistent_memory + p.shared_bytes()) - 1;
+  const Ring<Experts> ring(p, shares, route, slots);
   if (threadIdx.x == 0) {
     ring.init();
   }
@@ -41,7 +45,7 @@ __device__ inline void run(const PersistentParams& p) {
        i += static_cast<int>(gridDim.x) * PersistentParams::kWarps * 32) {
     static_cast<uint4*>(p.cleared)[i] = make_uint4(unset, unset, unset, unset);
   }
-  PersistentRows<T> rows(p, shares, ring, slots + p.slots * (p.slot_bytes + 16));
+  PersistentRows<T, Experts> rows(p, shares, ring, route, x);
   for (int i = 0; i < p.count; ++i) {
     rows.run(i);
   }
@@ -49,9 +53,9 @@ __device__ inline void run(const PersistentParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_PERSISTENT(name, dtype)                                                \
+#define MLX_CUDA_PERSISTENT(name, dtype, experts)                                       \
   extern "C" __global__ void __launch_bounds__(mlx_cuda::PersistentParams::kThreads, 1) \
       name(const __grid_constant__ mlx_cuda::PersistentParams params) {                 \
-    mlx_cuda::run<mlx_cuda::types::dtype>(params);                                      \
+    mlx_cuda::run<mlx_cuda::types::dtype, experts>(params);                             \
   }
 MLX_CUDA_PERSISTENT_KERNELS(MLX_CUDA_PERSISTENT)

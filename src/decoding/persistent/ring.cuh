@@ -7,9 +7,10 @@
 
 namespace mlx_cuda {
 
-// Adjacent quads of one part.
+// Adjacent quads of one part, and of one expert.
 struct Chunk {
   int part;
+  int expert;  // of the chosen ones
   int first;
   int quads;
 };
@@ -22,10 +23,15 @@ struct Share {
 };
 
 // A block's chunks of an instruction, in order.
+template <bool Experts>
 class Chunks {
  public:
   __device__ explicit Chunks(const Share& share)
-      : g_(share.gemv), most_(PersistentParams::kTeamWarps >> g_.split_shift), quad_(share.begin), end_(share.end) {
+      : g_(share.gemv),
+        of_experts_(Experts && share.gemv.expert_quads > 0),
+        most_(PersistentParams::kTeamWarps >> g_.split_shift),
+        quad_(share.begin),
+        end_(share.end) {
     enter(0);
   }
 
@@ -36,7 +42,7 @@ class Chunks {
     while (quad_ >= last_) {
       enter(part_ + 1);
     }
-    chunk = {part_, quad_ - first_, min(last_ - quad_, most_)};
+    chunk = {of_experts_ ? 0 : part_, of_experts_ ? part_ : 0, quad_ - first_, min(last_ - quad_, most_)};
     quad_ += chunk.quads;
     return true;
   }
@@ -44,16 +50,22 @@ class Chunks {
  private:
   __device__ void enter(int part) {
     part_ = part;
+    if (of_experts_) {
+      first_ = 0;
+      last_ = min((part + 1) * g_.expert_quads, end_);
+      return;
+    }
     first_ = g_.part[part].first;
     const bool is_last = is_gated(g_.epilogue) || part + 1 == g_.parts;
     last_ = is_last ? end_ : min(g_.part[part + 1].first, end_);
   }
 
   const PersistentGemv& g_;
+  const bool of_experts_;
   const int most_;
   int quad_;
   const int end_;
-  int part_;
+  int part_;   // or an expert
   int first_;  // quads of the part, and
   int last_;   // after the last
 };
@@ -71,13 +83,16 @@ struct Slot {
   }
 };
 
+// `Experts`: whether some instructions have the weights of experts that a router chooses.
+template <bool Experts>
 class Ring {
   using Params = PersistentParams;
 
  public:
-  __device__ Ring(const Params& p, const Share* shares, unsigned char* memory)
+  __device__ Ring(const Params& p, const Share* shares, PersistentRoute* route, unsigned char* memory)
       : p_(p),
         shares_(shares),
+        route_(route),
         memory_(memory),
         full_(reinterpret_cast<Barrier*>(memory + p.slots * p.slot_bytes)),
         empty_(full_ + p.slots) {}
@@ -88,6 +103,7 @@ class Ring {
       barrier_init(full_ + i, Params::kMatrices);
       barrier_init(empty_ + i, Params::kTeamWarps);
     }
+    barrier_init(&route_->chosen, 1);
     barrier_init_fence();
   }
 
@@ -105,47 +121,62 @@ class Ring {
     Slot slot;
     Slot landed;  // the oldest that is being loaded
     int loaded = 0;
+    int flying = 0;
     const unsigned long long once = evict_first();
     for (int i = 0; i < p_.count; ++i) {
       const PersistentGemv& g = shares_[i].gemv;
       const bool gated = is_gated(g.epilogue);
       const int inner = g.inner;
       const int slot_values = g.slot_values;
+      const int in_flight = g.in_flight;
       const int row_bytes = Params::matrix_bytes(matrix, inner);
-      Chunks chunks(shares_[i]);
+      const int turns = Experts ? g.turns : 1;
+      const bool of_experts = Experts && g.of_experts();
+      if (of_experts) {
+        barrier_wait(&route_->chosen, 0);
+      }
+      Chunks<Experts> chunks(shares_[i]);
       for (Chunk chunk; chunks.next(chunk);) {
         const GemvPart& part = g.part[chunk.part];
         const int half_rows = chunk.quads * 2;
-        const char* from[2];
-        from[0] = matrix_of(part, matrix) + static_cast<long long>(chunk.first * (gated ? 2 : 4)) * row_bytes;
-        from[1] = gated ? matrix_of(g.part[1], matrix) + static_cast<long long>(chunk.first * 2) * row_bytes
-                        : from[0] + half_rows * row_bytes;
-        for (int first = 0; first < inner; first += slot_values) {
-          const int values = min(slot_values, inner - first);
-          if (loaded >= p_.in_flight) {
-            barrier_wait(full_ + landed.at, landed.parity);
-            landed.advance(p_.slots);
+        for (int turn = 0; turn < turns; ++turn) {
+          int row = chunk.first * (gated ? 2 : 4);
+          if (of_experts) {  // rows of w are those of all experts, of the result those of the chosen ones
+            row += (static_cast<int>(route_->experts[turns > 1 ? turn : chunk.expert]) - chunk.expert) * part.columns;
           }
-          if (loaded >= p_.slots) {
-            barrier_wait(empty_ + slot.at, slot.parity ^ 1);
-          }
-          ++loaded;
-          Barrier* const full = full_ + slot.at;
-          const int half = half_rows * Params::matrix_bytes(matrix, values);
-          const int before = matrix == 0 ? 0 : 2 * half_rows * Params::row_bytes(values) + (matrix - 1) * 2 * half;
-          unsigned char* const to = memory_ + slot.at * p_.slot_bytes + before;
-          barrier_expect(full, 2 * half);
-          if (values == inner) {
-            copy_bytes_once(to, from[0], gated ? half : 2 * half, full, once);
-            if (gated) {
-              copy_bytes_once(to + half, from[1], half, full, once);
+          const long long at = static_cast<long long>(row) * row_bytes;
+          const char* from[2];
+          from[0] = matrix_of(part, matrix) + at;
+          from[1] = gated ? matrix_of(g.part[1], matrix) + at : from[0] + half_rows * row_bytes;
+          for (int first = 0; first < inner; first += slot_values) {
+            const int values = min(slot_values, inner - first);
+            if (flying >= in_flight) {
+              barrier_wait(full_ + landed.at, landed.parity);
+              landed.advance(p_.slots);
+              --flying;
             }
-          } else {
-            load_rows(
-                to, from, half_rows, row_bytes, Params::matrix_bytes(matrix, first), Params::matrix_bytes(matrix, values), full,
-                once);
+            if (loaded >= p_.slots) {
+              barrier_wait(empty_ + slot.at, slot.parity ^ 1);
+            }
+            ++loaded;
+            ++flying;
+            Barrier* const full = full_ + slot.at;
+            const int half = half_rows * Params::matrix_bytes(matrix, values);
+            const int before = matrix == 0 ? 0 : 2 * half_rows * Params::row_bytes(values) + (matrix - 1) * 2 * half;
+            unsigned char* const to = memory_ + slot.at * p_.slot_bytes + before;
+            barrier_expect(full, 2 * half);
+            if (values == inner) {
+              copy_bytes_once(to, from[0], gated ? half : 2 * half, full, once);
+              if (gated) {
+                copy_bytes_once(to + half, from[1], half, full, once);
+              }
+            } else {
+              load_rows(
+                  to, from, half_rows, row_bytes, Params::matrix_bytes(matrix, first), Params::matrix_bytes(matrix, values), full,
+                  once);
+            }
+            slot.advance(p_.slots);
           }
-          slot.advance(p_.slots);
         }
       }
     }
@@ -174,6 +205,7 @@ class Ring {
 
   const Params& p_;
   const Share* const shares_;
+  PersistentRoute* const route_;
   unsigned char* const memory_;
   Barrier* const full_;
   Barrier* const empty_;

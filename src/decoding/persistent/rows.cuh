@@ -7,6 +7,7 @@
 #pragma once
 
 #include "decoding/persistent/ring.cuh"
+#include "decoding/router/route.cuh"
 #include "device/mma.cuh"
 #include "device/reduce.cuh"
 #include "device/vector.cuh"
@@ -41,17 +42,19 @@ __device__ inline bool is_set(const uint4& v) {
   return is_set(v.x) && is_set(v.y) && is_set(v.z) && is_set(v.w);
 }
 
-template <typename T>
+template <typename T, bool Experts>
 class PersistentRows {
   using Params = PersistentParams;
   static constexpr int kConsumers = Params::kWarps * 32;
   static constexpr int kAllConsumers = 1;  // the number of their barrier; those of the teams follow
 
  public:
-  __device__ PersistentRows(const Params& p, const Share* shares, const Ring& ring, unsigned char* memory)
+  __device__ PersistentRows(
+      const Params& p, const Share* shares, const Ring<Experts>& ring, PersistentRoute* route, unsigned char* memory)
       : p_(p),
         shares_(shares),
         ring_(ring),
+        route_(route),
         x_(memory),
         steps_(reinterpret_cast<float*>(memory + p.most_inner * 2)),
         sums_(reinterpret_cast<float*>(memory + Params::x_bytes(p.most_inner))),
@@ -64,20 +67,44 @@ class PersistentRows {
   // By all consumers, instruction after instruction.
   __device__ void run(int index) {
     const PersistentGemv& g = shares_[index].gemv;
-    Chunks chunks(shares_[index]);
+    Chunks<Experts> chunks(shares_[index]);
     Chunk chunk;
     bool any = chunks.next(chunk);
     factor_ = 0.0f;
-    prepare(g);
+    if constexpr (Experts) {
+      odd_ = 0;  // of all teams
+      const bool few_rows = g.bits == 8;
+      const bool summed = g.turns > 1;
+      if (index == p_.router_at && warp_ == 0) {
+        choose();
+      }
+      if (few_rows) {
+        prefetch_rows(g);
+      }
+      if (summed) {
+        prepare<true>(g);
+      } else if (!g.same_x) {
+        prepare<false>(g);
+      }
+      if (few_rows) {
+        multiply_rows(g);
+      }
+      for (; summed && any; any = chunks.next(chunk)) {
+        multiply<true>(g, chunk);
+        take_turns();
+      }
+    } else {
+      prepare<false>(g);
+    }
     for (; any; any = chunks.next(chunk)) {
       if (turn_ == team_) {
-        multiply(g, chunk);
+        multiply<false>(g, chunk);
       } else {
         for (int first = 0; first < g.inner; first += g.slot_values) {
           slot_.advance(p_.slots);
         }
       }
-      turn_ = turn_ + 1 == Params::kTeams ? 0 : turn_ + 1;
+      take_turns();
     }
     sync_some(kAllConsumers, kConsumers);  // x is no longer read, and all results of this block are stored
     if (g.handoff && threadIdx.x == 0) {
@@ -90,10 +117,70 @@ class PersistentRows {
     return p_.arrived + index * (Params::kCounterBytes / 4);
   }
 
+  __device__ void take_turns() {
+    turn_ = turn_ + 1 == Params::kTeams ? 0 : turn_ + 1;
+  }
+
+  // ------------------------------------------------------------------------------------------------------------------- router
+  // By one warp of each block.
+  __device__ void choose() const {
+    if (lane_ == 0) {
+      wait_for_all(p_.logits_from);
+    }
+    __syncwarp();
+    with_each(p_.router, [&]<int Each>() { choose_of<Each>(); });
+    __syncwarp();
+    if (lane_ == 0) {
+      barrier_arrive(&route_->chosen);
+    }
+  }
+
+  template <int Each>
+  __device__ void choose_of() const {
+    const RouterParams& router = p_.router;
+    const Route<T, Each> routing(router);
+    unsigned pairs[Each / 2] = {};
+    poll([&] {
+      bool all = true;
+#pragma unroll
+      for (int i = 0; i < Each / 2; ++i) {
+        if (routing.is_expert(2 * i)) {
+          pairs[i] = load_relaxed(static_cast<const T*>(router.logits) + routing.expert_of(2 * i));
+          all = all && is_set(pairs[i]);
+        }
+      }
+      return all;
+    });
+    __syncwarp();
+    float logits[Each];
+#pragma unroll
+    for (int i = 0; i < Each / 2; ++i) {
+      const float2 two = unpack(pairs[i], T{});
+      logits[2 * i] = two.x;
+      logits[2 * i + 1] = two.y;
+    }
+    unsigned expert;
+    float score = 0.0f;
+    routing.run(logits, expert, score);
+    if (lane_ < router.count) {
+      const T rounded = from_float<T>(score);
+      route_->experts[lane_] = expert;
+      route_->scores[lane_] = to_float(rounded);
+      if (blockIdx.x == 0) {
+        router.chosen[lane_] = expert;
+        static_cast<T*>(router.scores)[lane_] = rounded;
+      }
+    }
+  }
+
   // ------------------------------------------------------------------------------------------------------------------------ x
+  // `Summed`: of each expert a row, which is multiplied by its score.
+  template <bool Summed>
   __device__ void prepare(const PersistentGemv& g) const {
     constexpr int at_once = 4;
-    const int pieces = g.inner / 8;
+    const int own = g.inner / 8;  // pieces of a turn
+    const int of_turn = Summed ? Params::padded(g.inner) / 8 : own;
+    const int pieces = Summed ? g.turns * of_turn : own;
     const auto* norms = static_cast<const uint4*>(g.norm);
     const auto* x = static_cast<const uint4*>(g.x);
     const auto load_some = [&](uint4(&to)[at_once], int first, const auto& load) {
@@ -104,7 +191,14 @@ class PersistentRows {
       }
     };
     const auto load_norm = [&](int piece) { return norms ? __ldg(norms + piece) : uint4{}; };
-    const auto load_x = [&](int piece) { return load16_relaxed(x + piece); };
+    const auto load_x = [&](int piece) {
+      if constexpr (Summed) {
+        const int turn = piece / of_turn;
+        const int rest = piece - turn * of_turn;
+        return rest < own ? load16_relaxed(x + turn * own + rest) : uint4{};
+      }
+      return load16_relaxed(x + piece);
+    };
     uint4 weights[at_once];
     load_some(weights, threadIdx.x, load_norm);
     if (g.x_from >= 0) {
@@ -124,7 +218,7 @@ class PersistentRows {
       }
 #pragma unroll 1
       for (int piece = first; piece < min(pieces, first + at_once * kConsumers); piece += kConsumers) {  // all of the warp
-        put(piece, values[0], norms != nullptr, weights[0], squares);
+        put(piece, values[0], norms != nullptr, weights[0], Summed ? route_->scores[piece / of_turn] : 1.0f, squares);
 #pragma unroll
         for (int i = 1; i < at_once; ++i) {  // so that there is one copy of the code for all
           values[i - 1] = values[i];
@@ -152,11 +246,15 @@ class PersistentRows {
     return rsqrtf(__fdividef(all, static_cast<float>(g.inner)) + g.eps);
   }
 
-  // Until most of an instruction's result is there.
+  // Until most of an instruction's result is there. By one thread,
+  __device__ void wait_for_all(int index) const {
+    const int all = static_cast<int>(gridDim.x) + Params::kUnset;
+    poll([&] { return static_cast<int>(load_relaxed(counter(index))) >= all; });
+  }
+  // or by all consumers.
   __device__ void wait_for(int index) const {
     if (threadIdx.x == 0) {
-      const int all = static_cast<int>(gridDim.x) + Params::kUnset;
-      poll([&] { return static_cast<int>(load_relaxed(counter(index))) >= all; });
+      wait_for_all(index);
     }
     sync_some(kAllConsumers, kConsumers);
   }
@@ -167,13 +265,13 @@ class PersistentRows {
   }
 
   // By whole warps, which have adjacent pieces of 8 values.
-  __device__ void put(int piece, const uint4& x, bool normed, const uint4& norms, float& squares) const {
+  __device__ void put(int piece, const uint4& x, bool normed, const uint4& norms, float factor, float& squares) const {
     float values[8];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float2 two = unpack(word(x, j), T{});
       squares = fmaf(two.x, two.x, fmaf(two.y, two.y, squares));
-      const float2 by = normed ? unpack(word(norms, j), T{}) : make_float2(1.0f, 1.0f);
+      const float2 by = normed ? unpack(word(norms, j), T{}) : make_float2(factor, factor);
       values[2 * j] = two.x * by.x;
       values[2 * j + 1] = two.y * by.y;
     }
@@ -189,29 +287,37 @@ class PersistentRows {
   }
 
   // ------------------------------------------------------------------------------------------------------------------------ w
-  // A team's chunk.
+  // A team's chunk; or, of summed experts, that of all teams, which take turns at the experts.
+  template <bool Summed>
   __device__ void multiply(const PersistentGemv& g, const Chunk& chunk) {
     const int quad = member_ >> g.split_shift;
     const int splits = 1 << g.split_shift;
     const int split = member_ & (splits - 1);
     const bool mine = quad < chunk.quads;
-    const bool finishes = mine && split == 0;
+    const bool finishes = mine && split == 0 && (!Summed || turn_ == team_);
     const T* const added = added_to(g, chunk, quad);
     unsigned residual = finishes && added ? load_relaxed(added) : 0;
     float totals[3] = {};
-    for (int first = 0; first < g.inner; first += g.slot_values) {
-      const unsigned char* w = ring_.wait(slot_);
-      if (mine) {
-        add_slot(totals, w, chunk.quads, quad, split, splits, first, min(g.slot_values, g.inner - first));
-      }
-      __syncwarp();
-      if (lane_ == 0) {
-        ring_.release(slot_);
+    const int of_slot = Summed ? Params::padded(g.inner) : g.slot_values;
+    const int values = Summed ? g.turns * of_slot : g.inner;
+    int expert = 0;
+    for (int first = 0; first < values; first += of_slot) {
+      if (!Summed || expert++ % Params::kTeams == team_) {
+        const unsigned char* w = ring_.wait(slot_);
+        if (mine) {
+          add_slot<Summed>(totals, w, chunk.quads, quad, split, splits, first, Summed ? g.inner : min(of_slot, values - first));
+        }
+        __syncwarp();
+        if (lane_ == 0) {
+          ring_.release(slot_);
+        }
       }
       slot_.advance(p_.slots);
     }
     float value = sum_of_slices(totals);
-    if (splits > 1) {
+    if constexpr (Summed) {
+      value = sum_of_teams(value);
+    } else if (splits > 1) {
       value = sum_of_splits(value, quad, split, splits);
     }
     if (finishes) {
@@ -225,7 +331,9 @@ class PersistentRows {
     }
   }
 
-  // Multiplies a slot: a warp has every `splits`th of its pairs of groups.
+  // Multiplies a slot: a warp has every `splits`th of its pairs of groups. `Partial`: of the last pair a part may be missing, where
+  // x is 0, and the scales of other groups are read.
+  template <bool Partial>
   __device__ void add_slot(
       float (&totals)[3], const unsigned char* slot, int quads, int quad, int split, int splits, int first, int values) const {
     const int row = lane_ / 16;  // of each half of the quad
@@ -247,8 +355,14 @@ class PersistentRows {
     at.bias = begin + 4 * quads * (row_bytes + scale_bytes) + bias_row * scale_bytes + lane_ % 8 * 2 + split * 16;
     const unsigned high = quads * 2 * row_bytes;  // from a row to that of the second half
     const unsigned high_scales = quads * 2 * scale_bytes;
+    const unsigned last_scales = at.scales - c * 4 + scale_bytes - 4;
+    const unsigned last_bias = at.bias - lane_ % 8 * 2 + scale_bytes - 2;
     const auto load = [&] {
       Pair pair;
+      if constexpr (Partial) {
+        at.scales = min(at.scales, last_scales);
+        at.bias = min(at.bias, last_bias);
+      }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         pair.w[i][0] = load8_in_order(at.w + i * other);
@@ -262,7 +376,8 @@ class PersistentRows {
       pair.sum = __uint_as_float(load4_shared(at.sum));
       return pair;
     };
-    const int count = (values / Params::kPairValues - split + splits - 1) >> __popc(splits - 1);
+    const int count =
+        ((Partial ? Params::padded(values) : values) / Params::kPairValues - split + splits - 1) >> __popc(splits - 1);
     if (count <= 0) {
       return;
     }
@@ -365,6 +480,81 @@ class PersistentRows {
     return all;
   }
 
+  // By all consumers: a warp of each team has some of the same quad's experts.
+  __device__ float sum_of_teams(float value) {
+    float* const sums = sums_ + odd_ * Params::kWarps * Params::kQuadRows;
+    odd_ ^= 1;
+    const int row = lane_ / 16 + lane_ / 4 % 2 * 2;
+    if ((lane_ & 11) == 0) {
+      sums[warp_ * Params::kQuadRows + row] = value;
+    }
+    sync_some(kAllConsumers, kConsumers);
+    float all = 0.0f;
+#pragma unroll
+    for (int i = 0; i < Params::kTeams; ++i) {
+      all += sums[(i * Params::kTeamWarps + member_) * Params::kQuadRows + row];
+    }
+    return all;
+  }
+
+  // ----------------------------------------------------------------------------------------------------------- rows of 8 bits
+  // The first of the two rows of 8-bit values that a warp has.
+  __device__ int first_row() const {
+    return (warp_ * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x)) * 2;
+  }
+
+  __device__ void prefetch_rows(const PersistentGemv& g) const {
+    const auto* w = static_cast<const char*>(g.part[0].w) + static_cast<long long>(first_row()) * g.inner;
+    for (int at = lane_ * 128; first_row() < g.part[0].columns && at < 2 * g.inner; at += 32 * 128) {
+      prefetch(w + at);
+    }
+  }
+
+  // A lane has a group of both rows at a time.
+  __device__ void multiply_rows(const PersistentGemv& g) {
+    const GemvPart& part = g.part[0];
+    const int groups = g.inner / Params::kGroup;
+    for (int row = first_row(); row < part.columns; row += 2 * Params::kWarps * static_cast<int>(gridDim.x)) {
+      float totals[2] = {};
+      for (int group = lane_; group < groups; group += 32) {
+        const uint2* const x = reinterpret_cast<const uint2*>(x_ + place_of(group) * 128);
+        int sums[2][2] = {};
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int piece = (i + lane_) % 8;  // in other banks than the other lanes'
+          const uint2 upper = x[piece];
+          const uint2 lower = x[8 + piece];
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const auto* from = static_cast<const char*>(part.w) + static_cast<long long>(row + j) * g.inner;
+            const uint2 w = __ldg(reinterpret_cast<const uint2*>(from + group * Params::kGroup) + piece);
+            const unsigned even = __byte_perm(w.x, w.y, 0x6420);
+            const unsigned odd = __byte_perm(w.x, w.y, 0x7531);
+            sums[j][0] = dot_bytes(odd, upper.y, dot_bytes(even, upper.x, sums[j][0]));
+            sums[j][1] = dot_bytes(odd, lower.y, dot_bytes(even, lower.x, sums[j][1]));
+          }
+        }
+        const float step = steps_[place_of(group)];
+        const float sum = steps_[p_.most_inner / Params::kGroup + group];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int at = (row + j) * groups + group;
+          const float scale = to_float(static_cast<const T*>(part.scales)[at]);
+          const float bias = to_float(static_cast<const T*>(part.biases)[at]);
+          totals[j] += fmaf(scale * step, static_cast<float>(sums[j][0] * 128 + sums[j][1]), bias * sum);
+        }
+      }
+      const float factor = g.norm ? size_factor(g) : 1.0f;
+      const unsigned pair = pack(warp_sum(totals[0]) * factor, warp_sum(totals[1]) * factor, T{});
+      if (lane_ == 0) {
+        *reinterpret_cast<unsigned*>(static_cast<T*>(part.out) + row) = pair;
+        if (g.handoff) {
+          store_relaxed(static_cast<T*>(g.handoff) + row, pair);
+        }
+      }
+    }
+  }
+
   // ------------------------------------------------------------------------------------------------------------------ results
   // The first of the two adjacent rows of a half of a quad.
   static __device__ int row_of(const PersistentGemv& g, const Chunk& chunk, int quad, int half) {
@@ -401,7 +591,8 @@ class PersistentRows {
 
   const Params& p_;
   const Share* const shares_;
-  const Ring& ring_;
+  const Ring<Experts>& ring_;
+  PersistentRoute* const route_;
   unsigned char* const x_;  // [group in its place][digit][value]
   float* const steps_;      // of groups in their places; then the sums of groups
   float* const sums_;       // of warps that share a quad: [odd][team][warp][row]

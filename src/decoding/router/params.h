@@ -11,7 +11,8 @@ enum class RouterScores : int {
 };
 
 struct RouterParams {
-  static constexpr int kMostExperts = 512;  // a thread for each
+  static constexpr int kMostExperts = 512;
+  static constexpr int kMostChosen = 32;  // a lane for each
 
   const void* logits;  // [experts]
   unsigned* chosen;    // [count], the best last

@@ -1,7 +1,6 @@
 #include "decoding/router/router.h"
 
 #include "decoding/graph/views.h"
-#include "decoding/router/params.h"
 #include "runtime/device_code.h"
 #include "runtime/kernel_table.h"
 #include "runtime/memory.h"
@@ -74,11 +73,11 @@ std::optional<RouterScores> made_of(const Plan& plan, const mx::array& result, c
 
 }  // namespace
 
-std::optional<Item> router_item(const Plan& plan, const mx::array& chosen, const mx::array& scores) {
+std::optional<RouterCall> router_call(const Plan& plan, const mx::array& chosen, const mx::array& scores) {
   const auto best = best_of(plan, chosen);
   const auto after = best ? made_of(plan, scores, best->scores, chosen) : std::nullopt;
   if (!after || chosen.dtype() != mx::uint32 || best->scores.dtype() != scores.dtype() ||
-      best->scores.size() > RouterParams::kMostExperts) {
+      best->scores.size() > RouterParams::kMostExperts || chosen.size() > RouterParams::kMostChosen) {
     return std::nullopt;
   }
   const Item* softmax = given_by(plan, best->scores, "Softmax");
@@ -92,23 +91,24 @@ std::optional<Item> router_item(const Plan& plan, const mx::array& chosen, const
   params.first_of_equals = best->first_of_equals;
   params.before = softmax ? RouterScores::softmax : RouterScores::plain;
   params.after = *after;
-  const Arrays outputs{chosen, scores};
-  return Item{"router", {logits}, outputs, [=](const mx::Stream& stream) {
-                auto& encoder = mx::cu::get_command_encoder(stream);
-                const mx::array given = contiguous(logits, encoder, stream);
-                Arrays results = outputs;
-                for (mx::array& out : results) {
-                  allocate(out, stream);
-                }
-                RouterParams filled = params;
-                KernelNode node(encoder);
-                filled.logits = node.reads(given);
-                filled.chosen = node.writes<unsigned>(results[0]);
-                filled.scores = node.writes(results[1]);
-                static KernelModule kernels("router");
-                CUfunction kernel = with_pdl(kernels.function(kernel_for(kKernels, type_name(scores.dtype()))));
-                node.launch(kernel, dim3(1), ceil_div(filled.experts, 32) * 32, 0, filled);
-              }};
+  return RouterCall{params, logits, chosen, scores};
+}
+
+Item router_item(const RouterCall& call) {
+  return {"router", {call.logits}, {call.chosen, call.scores}, [call = call](const mx::Stream& stream) mutable {
+            auto& encoder = mx::cu::get_command_encoder(stream);
+            const mx::array logits = contiguous(call.logits, encoder, stream);
+            allocate(call.chosen, stream);
+            allocate(call.scores, stream);
+            KernelNode node(encoder);
+            RouterParams params = call.params;
+            params.logits = node.reads(logits);
+            params.chosen = node.writes<unsigned>(call.chosen);
+            params.scores = node.writes(call.scores);
+            static KernelModule kernels("router");
+            CUfunction kernel = with_pdl(kernels.function(kernel_for(kKernels, type_name(call.scores.dtype()))));
+            node.launch(kernel, dim3(1), 32, 0, params);
+          }};
 }
 
 }  // namespace mlx_cuda
