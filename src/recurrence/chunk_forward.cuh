@@ -31,7 +31,7 @@ namespace mlx_cuda {
 __device__ inline void scan_tokens(Recurrence p, Work work, StateTile& state, int first, int first_value) {
   static_assert(kChunkThreads == kScanColumns * kRecurrentLanes);
   state.store();
-  sync_some(1, kChunkThreads);
+  __syncthreads();
   p.state_in = p.state_out;
   work.first_row = first_value;
   const int row = threadIdx.x / kRecurrentLanes;
@@ -39,7 +39,7 @@ __device__ inline void scan_tokens(Recurrence p, Work work, StateTile& state, in
   rows.load<kScanColumns>(p, work, row);
   advance_tokens<kChunkKeys, false>(p, work, rows, row, first, min(first + kChunk, work.end));
   rows.store<kScanColumns>(p, work, row);
-  sync_some(1, kChunkThreads);
+  __syncthreads();
   state.load(p.state_out);
 }
 
@@ -70,16 +70,16 @@ __device__ inline void load_rest(const ScanBlock<T, false>& m, int chunk) {
 
 // Terms of the state: of y, and W S^T, which is subtracted from the corrections.
 template <bool Delta, bool Keep, typename T>
-__device__ inline void multiply_state(const ScanBlock<T, false>& m, int stage, float (&change)[2][4], float (&y)[2][4]) {
+__device__ inline void multiply_state(const ScanBlock<T, false>& m, float (&change)[2][4], float (&y)[2][4]) {
 #pragma unroll
   for (int i = 0; i < kChunkKeys; i += 16) {
     const uint4 of_state = right_transposed(m.state + i * kThin + m.half_of_values, kThin);
     if constexpr (!Keep) {
-      const uint4 from_q = left(m.q + stage + m.part * 16 * kPitch + i, kPitch);
+      const uint4 from_q = left(m.q + m.part * 16 * kPitch + i, kPitch);
       mma(y, from_q, of_state, T{});
     }
     if constexpr (Delta) {
-      const uint4 from_w = left_transposed(m.w + stage + i * kSquare + m.part * 16, kSquare);
+      const uint4 from_w = left_transposed(m.w + i * kSquare + m.part * 16, kSquare);
       mma(change, from_w, of_state, T{});
     }
   }
@@ -88,10 +88,9 @@ __device__ inline void multiply_state(const ScanBlock<T, false>& m, int stage, f
 // Writes U, and U with the decay to the chunk's end; y gets that from its beginning.
 template <bool Delta, bool Keep, typename T>
 __device__ inline void put_corrections(
-    const ScanBlock<T, false>& m, int stage, const float* decay, const float (&change)[2][4], float (&y)[2][4]) {
+    const ScanBlock<T, false>& m, const float* decay, const float (&change)[2][4], float (&y)[2][4]) {
   float new_values[2][4];
-  sums_from<T>(
-      left_transposed(m.prepared + stage + m.half_of_values * kSquare + m.part * 16, kSquare), new_values[0], new_values[1]);
+  sums_from<T>(left_transposed(m.prepared + m.half_of_values * kSquare + m.part * 16, kSquare), new_values[0], new_values[1]);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = m.part * 16 + m.g + half * 8;
@@ -117,11 +116,11 @@ __device__ inline void put_corrections(
 
 // Terms of y from the corrections of this token and earlier ones.
 template <typename T>
-__device__ inline void multiply_scores(const ScanBlock<T, false>& m, int stage, float (&y)[2][4]) {
+__device__ inline void multiply_scores(const ScanBlock<T, false>& m, float (&y)[2][4]) {
 #pragma unroll
   for (int i = 0; i < kChunk / 16; ++i) {
     if (i <= m.part) {  // no later tokens
-      const uint4 row_scores = left(m.scores + stage + m.part * 16 * kSquare + i * 16, kSquare);
+      const uint4 row_scores = left(m.scores + m.part * 16 * kSquare + i * 16, kSquare);
       const uint4 of_u = right_transposed(m.given + i * 16 * kThin + m.half_of_values, kThin);
       mma(y, row_scores, of_u, T{});
     }
@@ -129,7 +128,7 @@ __device__ inline void multiply_scores(const ScanBlock<T, false>& m, int stage, 
 }
 
 template <bool Delta, bool Keep, typename T>
-__device__ inline void advance_state(const ScanBlock<T, false>& m, int stage, float whole, StateTile& state) {
+__device__ inline void advance_state(const ScanBlock<T, false>& m, float whole, StateTile& state) {
   state.scale(whole);
 #pragma unroll
   for (int i = 0; i < kChunk; i += 16) {
@@ -137,7 +136,7 @@ __device__ inline void advance_state(const ScanBlock<T, false>& m, int stage, fl
     const uint4 of_rest = Delta && Keep ? right_transposed(m.rest + i * kThin + m.half_of_values, kThin) : uint4{};
 #pragma unroll
     for (int b = 0; b < kStateBlocks; ++b) {
-      const uint4 keys = left_transposed(m.k + stage + i * kPitch + m.part * kStateRows + b * 16, kPitch);
+      const uint4 keys = left_transposed(m.k + i * kPitch + m.part * kStateRows + b * 16, kPitch);
       if constexpr (Delta && Keep) {
         mma(state.at[b], keys, of_rest, T{});
       }
@@ -203,8 +202,8 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
     }
     float change[2][4]{};
     float y[2][4]{};
-    multiply_state<Delta, Keep>(m, 0, change, y);
-    put_corrections<Delta, Keep>(m, 0, decay, change, y);
+    multiply_state<Delta, Keep>(m, change, y);
+    put_corrections<Delta, Keep>(m, decay, change, y);
     wait_copies<0>();
     __syncthreads();  // u, the scores and k are there, and W, V', q and the state's copy are done with
     if (more) {
@@ -213,9 +212,9 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
     if constexpr (Keep) {
       write_columns(static_cast<T*>(keep.changes), m.of * from.chunks + chunk, p, m.first_value, m.given, kChunk, kChunk);
     } else {
-      multiply_scores(m, 0, y);
+      multiply_scores(m, y);
     }
-    advance_state<Delta, Keep>(m, 0, decay[kChunk - 1], state);
+    advance_state<Delta, Keep>(m, decay[kChunk - 1], state);
     __syncthreads();  // the scores and k are done with
     if (more) {
       load_rest<Keep>(m, chunk + 1);
@@ -227,65 +226,6 @@ __device__ inline void chunk_scan(int block_of_all, const Recurrence& p, const P
   if constexpr (!Keep) {
     state.store();
   }
-}
-
-// All operands of a chunk, by the warps that only load.
-template <bool Delta, typename T>
-__device__ inline void load_ahead(const ScanBlock<T, false>& m, int chunk) {
-  const int thread = threadIdx.x - kChunkThreads;
-  const int stage = m.stage(chunk);
-  const int first = m.from.first + chunk * kChunk;
-  const long long block = m.of * m.from.chunks + chunk;
-  if constexpr (Delta) {
-    load_square<kLoaderThreads>(m.w + stage, static_cast<const T*>(m.from.w) + block * kChunkKeys * kChunk, kChunkKeys, thread);
-  }
-  const T* const prepared = static_cast<const T*>(m.from.v) + (block * m.tiles * kScanColumns + m.first_value) * kChunk;
-  load_square<kLoaderThreads>(m.prepared + stage, prepared, kScanColumns, thread);
-  load_square<kLoaderThreads>(m.scores + stage, static_cast<const T*>(m.from.p) + block * kChunk * kChunk, kChunk, thread);
-  m.load_decays(chunk, block, thread);
-  const auto load = [&](T* to, const Operand& from) {
-    load_rows<T, kChunkKeys, kLoaderThreads>(to + stage, m.p, m.work, from, m.work.key_head, first, 0, m.p.key_size, thread);
-  };
-  load(m.q, m.p.q);
-  load(m.k, m.p.k);
-  commit_copies();
-}
-
-// `chunk_scan` where a multiprocessor has one block: L2 brings a chunk's operands about as slowly as a block computes with them,
-// and a warp that issues their loads waits for L2. So warps of their own load a chunk ahead.
-template <typename T, bool Delta>
-__device__ inline void chunk_scan_ahead(const Recurrence& p, const Prepared& from) {
-  extern __shared__ __align__(16) char memory[];
-  const ScanBlock<T, false> m{p, from, static_cast<int>(blockIdx.x), reinterpret_cast<T*>(memory)};
-  if (threadIdx.x >= kChunkThreads) {
-    for (int chunk = 0; chunk < from.chunks; ++chunk) {
-      load_ahead<Delta>(m, chunk);
-      wait_copies<0>();
-      __syncthreads();  // this chunk's operands are there, and those of the one before are done with
-    }
-    return;
-  }
-  StateTile state(p, m.work, m.part * kStateRows, m.first_value, m.half_of_values);
-  state.write(m.state);
-  for (int chunk = 0; chunk < from.chunks; ++chunk) {
-    const float* const decay = m.decay(chunk);
-    const int stage = m.stage(chunk);
-    __syncthreads();
-    if (decay[2 * kChunk - 1] != 1.0f) [[unlikely]] {
-      scan_tokens(p, m.work, state, from.first + chunk * kChunk, m.first_value);
-      state.write(m.state);
-      continue;
-    }
-    float change[2][4]{};
-    float y[2][4]{};
-    multiply_state<Delta, false>(m, stage, change, y);
-    put_corrections<Delta, false>(m, stage, decay, change, y);
-    sync_some(1, kChunkThreads);  // u is there, and the state's copy is done with
-    multiply_scores(m, stage, y);
-    advance_state<Delta, false>(m, stage, decay[kChunk - 1], state);
-    write_results(m, chunk, y);
-  }
-  state.store();
 }
 
 }  // namespace mlx_cuda

@@ -48,7 +48,7 @@ struct Preparation {
   T* q = k + kChunk * kPitch;
   T* v = q + kChunk * kPitch;
   float* a = reinterpret_cast<float*>(v + kChunk * kValues);  // -A, then the inverses on the diagonal
-  float* total = a + kChunk * kSquare;                        // logarithms to base 2 of the decay from the chunk's beginning
+  float* total = a + kChunk * kSquare;                        // logarithms of the decay from the chunk's beginning
   float* beta = total + kChunk;
   float* key_factor = beta + kChunk;
   int warp = threadIdx.x / 32;
@@ -63,7 +63,7 @@ __device__ inline void put_gates(const Preparation<T>& m, const Gates& gates, fl
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int token = 2 * m.lane + i;
-    m.total[token] = gates.totals[i] * kLog2e;
+    m.total[token] = gates.totals[i];
     m.beta[token] = gates.betas[i];
     m.key_factor[token] = gates.betas[i] * expf(gates.totals[i]);
     decay[token] = expf(gates.totals[i]);
@@ -99,9 +99,6 @@ __device__ inline void put_scores(const Preparation<T>& m, const Recurrence& p, 
   }
 #pragma unroll
   for (int j = 0; j < kChunk / 8; ++j) {
-    if (j * 8 >= row + 16) {  // nobody reads the squares of later tokens
-      continue;
-    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = row + m.g + half * 8;
@@ -110,7 +107,7 @@ __device__ inline void put_scores(const Preparation<T>& m, const Recurrence& p, 
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const bool earlier = with_q ? column + e <= i : column + e < i;
-        pair[e] = earlier ? exp2_approx(m.total[i] - m.total[column + e]) * sums[j][2 * half + e] : 0.0f;
+        pair[e] = earlier ? expf(m.total[i] - m.total[column + e]) * sums[j][2 * half + e] : 0.0f;
       }
       if (with_q) {
         write_pair(scores + i * kChunk + column, pair[0], pair[1]);

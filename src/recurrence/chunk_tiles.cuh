@@ -59,19 +59,11 @@ __device__ inline void mma(float (&sums)[2][4], const uint4& rows, const uint4& 
 // does not have.
 template <typename T, int Columns, int Threads = kChunkThreads>
 __device__ inline void load_rows(
-    T* to,
-    const Recurrence& p,
-    const Work& work,
-    const Operand& from,
-    int head,
-    int first,
-    int first_element,
-    int elements,
-    int thread = threadIdx.x) {
+    T* to, const Recurrence& p, const Work& work, const Operand& from, int head, int first, int first_element, int elements) {
   constexpr int kUnits = Columns / 8;
   constexpr int kRows = Threads / kUnits;  // at once
-  const int element = thread % kUnits * 8;
-  const int row = thread / kUnits;
+  const int element = threadIdx.x % kUnits * 8;
+  const int row = threadIdx.x / kUnits;
   const T* source = static_cast<const T*>(from.data) + place(from, work.batch, first + row, head) + first_element + element;
   const bool within = first_element + element < elements;
   const unsigned target = shared_address(to + row * (Columns + kPad) + element);
@@ -84,9 +76,9 @@ __device__ inline void load_rows(
 }
 
 // Adjacent rows of a chunk's tokens.
-template <int Threads = kChunkThreads, typename T>
-__device__ inline void load_square(T* to, const T* from, int rows, int thread = threadIdx.x) {
-  for (int i = thread; i < rows * kChunk / 8; i += Threads) {
+template <typename T>
+__device__ inline void load_square(T* to, const T* from, int rows) {
+  for (int i = threadIdx.x; i < rows * kChunk / 8; i += kChunkThreads) {
     copy16_async(shared_address(to + i / (kChunk / 8) * kSquare + i % (kChunk / 8) * 8), from + i * 8, true);
   }
 }
@@ -214,16 +206,12 @@ struct ScanBlock {
   int g = lane / 4;
   int c = lane % 4 * 2;
 
-  // In elements, from q, k, W, P and V' of the first of two chunks in shared memory.
-  __device__ int stage(int chunk) const {
-    return chunk % 2 * static_cast<int>(kScanBytes / sizeof(T));
-  }
   __device__ float* decay(int chunk) const {
     return decays + chunk % 2 * 2 * kChunk;
   }
-  __device__ void load_decays(int chunk, long long block_of_chunk, int thread = threadIdx.x) const {
-    if (thread < 2 * kChunk / 4) {
-      const int i = thread * 4;
+  __device__ void load_decays(int chunk, long long block_of_chunk) const {
+    if (threadIdx.x < 2 * kChunk / 4) {
+      const int i = threadIdx.x * 4;
       copy16_async(shared_address(decay(chunk) + i), from.decay + block_of_chunk * 2 * kChunk + i, true);
     }
   }

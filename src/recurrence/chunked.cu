@@ -13,9 +13,4 @@
       name(__grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Prepared from) { \
     mlx_cuda::chunk_scan<mlx_cuda::types::dtype, Delta, false>(blockIdx.x, p, from, {});                      \
   }
-#define MLX_CUDA_CHUNK_SCAN_AHEAD(name, dtype, Delta)                                                         \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads + mlx_cuda::kLoaderThreads)            \
-      name(__grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Prepared from) { \
-    mlx_cuda::chunk_scan_ahead<mlx_cuda::types::dtype, Delta>(p, from);                                       \
-  }
-MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_CHUNK_PREPARE, MLX_CUDA_CHUNK_SCAN, MLX_CUDA_CHUNK_SCAN_AHEAD)
+MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_CHUNK_PREPARE, MLX_CUDA_CHUNK_SCAN)

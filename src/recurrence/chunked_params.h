@@ -61,9 +61,6 @@ inline constexpr unsigned kScanBackBytes = (2 * kChunk * (kChunkKeys + kPad) + (
                                                2 +
                                            2 * 2 * kChunk * 4;
 inline constexpr unsigned kScanBytes = kScanBackBytes + kScanColumns * (kChunk + kPad) * 2;  // for V'
-inline constexpr int kLoaderThreads = 128;  // of `chunk_scan_ahead`, besides those that compute
-inline constexpr unsigned kScanAheadBytes =
-    kScanBytes + (2 * kChunk * (kChunkKeys + kPad) + (kChunkKeys + kChunk + kScanColumns) * (kChunk + kPad)) * 2;
 
 inline constexpr unsigned kGradientBytes =
     ((5 * kChunk + 2 * kChunkKeys) * (kGradientValues + kPad) + 3 * kChunk * (kChunk + kPad)) * 2 +

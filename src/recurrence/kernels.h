@@ -1,20 +1,16 @@
 // Which kernels of linear attention there are: device code instantiates these tables, and the host chooses from them.
 #pragma once
 
-// chunked.cu. PREPARE, SCAN and AHEAD(name, dtype, delta rule).
-#define MLX_CUDA_CHUNKED_KERNELS(PREPARE, SCAN, AHEAD)   \
+// chunked.cu. PREPARE and SCAN(name, dtype, delta rule).
+#define MLX_CUDA_CHUNKED_KERNELS(PREPARE, SCAN)          \
   PREPARE(chunk_prepare_delta_float16, float16, true)    \
   SCAN(chunk_scan_delta_float16, float16, true)          \
-  AHEAD(chunk_scan_ahead_delta_float16, float16, true)   \
   PREPARE(chunk_prepare_delta_bfloat16, bfloat16, true)  \
   SCAN(chunk_scan_delta_bfloat16, bfloat16, true)        \
-  AHEAD(chunk_scan_ahead_delta_bfloat16, bfloat16, true) \
   PREPARE(chunk_prepare_plain_float16, float16, false)   \
   SCAN(chunk_scan_plain_float16, float16, false)         \
-  AHEAD(chunk_scan_ahead_plain_float16, float16, false)  \
   PREPARE(chunk_prepare_plain_bfloat16, bfloat16, false) \
-  SCAN(chunk_scan_plain_bfloat16, bfloat16, false)       \
-  AHEAD(chunk_scan_ahead_plain_bfloat16, bfloat16, false)
+  SCAN(chunk_scan_plain_bfloat16, bfloat16, false)
 // chunked_back.cu, as these.
 #define MLX_CUDA_CHUNKED_BACK_KERNELS(EACH)        \
   EACH(chunk_scans_delta_float16, float16, true)   \

@@ -29,9 +29,8 @@ using Keys = KernelRow<int, bool>;
 constexpr auto kRecurrent = std::to_array<Keys>({MLX_CUDA_RECURRENT_KERNELS(MLX_CUDA_KEYS_ROW)});
 constexpr auto kRecurrentFew = std::to_array<Keys>({MLX_CUDA_RECURRENT_FEW_KERNELS(MLX_CUDA_KEYS_ROW)});
 using Delta = KernelRow<std::string_view, bool>;
-constexpr auto kPrepare = std::to_array<Delta>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW, MLX_CUDA_NO_ROW)});
-constexpr auto kScan = std::to_array<Delta>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
-constexpr auto kScanAhead = std::to_array<Delta>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
+constexpr auto kPrepare = std::to_array<Delta>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
+constexpr auto kScan = std::to_array<Delta>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_NO_ROW, MLX_CUDA_KERNEL_ROW)});
 
 // Bytes for the parts of long sequences that take turns.
 std::int64_t workspace_bytes() {
@@ -138,7 +137,6 @@ class Recurrent final : public Stateful<Parts> {
     mx::array memory =
         temporary_in_turn({static_cast<int>(most * heads), static_cast<int>(sizes.bytes())}, mx::uint8, encoder, queue());
     const std::string dtype = type_name(in.v.dtype());
-    const bool ahead = values * heads <= multiprocessors() && shared_memory_limit() >= static_cast<int>(kScanAheadBytes);
     for (int first = 0; first < all; first += most) {
       const int chunks = std::min(most, all - first);
       const auto prepared = [&](KernelNode& node) {
@@ -157,15 +155,8 @@ class Recurrent final : public Stateful<Parts> {
       KernelNode node(encoder);
       const Recurrence of = describe(in, y, state, node);
       const Prepared from = prepared(node);
-      if (ahead) {
-        node.launch(
-            chunked.function(kernel_for(kScanAhead, dtype, state_.way.delta)), dim3(values * heads), kChunkThreads + kLoaderThreads,
-            kScanAheadBytes, of, from);
-      } else {
-        node.launch(
-            chunked.function(kernel_for(kScan, dtype, state_.way.delta)), dim3(values * heads), kChunkThreads, kScanBytes, of,
-            from);
-      }
+      node.launch(
+          chunked.function(kernel_for(kScan, dtype, state_.way.delta)), dim3(values * heads), kChunkThreads, kScanBytes, of, from);
       in.state = state;
     }
   }

@@ -25,7 +25,7 @@ KernelModule chunked_back("chunked_back");
 KernelModule gradients_module("chunk_gradients");
 
 using Row = KernelRow<std::string_view, bool>;
-constexpr auto kPrepare = std::to_array<Row>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW, MLX_CUDA_NO_ROW)});
+constexpr auto kPrepare = std::to_array<Row>({MLX_CUDA_CHUNKED_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kScans = std::to_array<Row>({MLX_CUDA_CHUNKED_BACK_KERNELS(MLX_CUDA_KERNEL_ROW)});
 constexpr auto kGradients = std::to_array<Row>({MLX_CUDA_CHUNK_GRADIENT_KERNELS(MLX_CUDA_KERNEL_ROW, MLX_CUDA_NO_ROW)});
 constexpr auto kSums =
