@@ -11,6 +11,7 @@ namespace mlx_cuda {
 struct TokenParams {
   HeadsParams heads;
   DecodeParams decode;
+  int settled;  // whether all but the rows of the projections is there before the kernels before this one end
 };
 
 // A cluster of blocks shares the keys of a kv head, and then the columns of its result.

@@ -10,6 +10,9 @@
 #include "runtime/memory.h"
 #include "runtime/pdl.h"
 
+#include <algorithm>
+#include <vector>
+
 namespace mlx_cuda {
 
 namespace {
@@ -17,14 +20,34 @@ namespace {
 // Rows of the cache for each cluster on the average: where there are more, decode_direct.cu has more blocks for them.
 constexpr int kMostKeys = 1024;
 
-void launch(HeadsCall call, AttentionArrays in, const AttentionOptions& options, mx::array out, const mx::Stream& stream) {
+// What the kernel reads of these besides the rows of the projections.
+std::vector<MaybeArray> read_early(const HeadsCall& call, const AttentionArrays& in) {
+  return {call.where, call.rotation.offset, call.caches[0], call.caches[1], in.starts, in.ends};
+}
+
+// Whether all of that is there before the graph begins.
+bool is_settled(const Plan& plan, const HeadsCall& call, const AttentionArrays& in) {
+  const auto arrays = read_early(call, in);
+  return std::all_of(arrays.begin(), arrays.end(), [&](const MaybeArray& array) {
+    const Item* giver = array ? plan.giver(source_of(plan, *array)) : nullptr;
+    return !giver || giver->name == kStepInput;
+  });
+}
+
+void launch(
+    HeadsCall call, AttentionArrays in, const AttentionOptions& options, bool settled, mx::array out, const mx::Stream& stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
+  const auto before = read_early(call, in);
   make_contiguous(call, stream);
   for (auto* array : {&in.starts, &in.ends, &in.sinks}) {
     if (*array) {
       *array = with_adjacent_elements(**array, encoder, stream);
     }
   }
+  const auto after = read_early(call, in);  // copies are made by kernels of the graph
+  settled = settled && std::equal(before.begin(), before.end(), after.begin(), [](const MaybeArray& one, const MaybeArray& other) {
+              return !one || one->id() == other->id();
+            });
   allocate(out, stream);
   KernelNode node(encoder);
   TokenParams params{};
@@ -55,6 +78,7 @@ void launch(HeadsCall call, AttentionArrays in, const AttentionOptions& options,
   decode.sinks = node.reads(in.sinks);
   decode.out = node.writes(out);
   decode.out_strides = strides_of(out);
+  params.settled = settled;
   const TokenTraits traits{heads.dim <= 64 ? 64 : heads.dim <= 128 ? 128 : 256};
   static KernelModule kernels("token_sm90");
   static constexpr auto table = std::to_array<KernelRow<std::string_view, int>>({MLX_CUDA_TOKEN_KERNELS(MLX_CUDA_KERNEL_ROW)});
@@ -92,7 +116,9 @@ std::optional<Item> token_item(const Plan& plan, const HeadsCall& call) {
       call.name() + " + attention",
       inputs,
       {out, call.appended[0], call.appended[1]},
-      [call = call, in = in, options = options, out](const mx::Stream& stream) { launch(call, in, options, out, stream); }};
+      [call = call, in = in, options = options, settled = is_settled(plan, call, in), out](const mx::Stream& stream) {
+        launch(call, in, options, settled, out, stream);
+      }};
 }
 
 }  // namespace mlx_cuda

@@ -36,6 +36,7 @@ class Token {
   __device__ explicit Token(const TokenParams& p)
       : p_(p.decode),
         h_(p.heads),
+        settled_(p.settled != 0),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32),
         part_(blockIdx.x),
@@ -44,25 +45,11 @@ class Token {
 
   __device__ void run() {
     cluster_arrive();
-    Segment s = part_of(end_ahead(p_, batch_));
-    ask_ahead<T>(p_, batch_, kv_head_, s.first, s.last);
-    launch_dependents();  // whose reading of weights comes after this
-    for (int index = threadIdx.x; index < kTraits.query_bytes() / 16; index += Traits::kWarps * 32) {
-      queries()[index] = make_uint4(0, 0, 0, 0);
-    }
-    const int heads = p_.group + (is_last() ? 2 : 0);
-    Head<T, D> head;
-    head.read_norms(h_, kind_of(warp_));
-    Turns<D> turns;
-    turns.make(h_, position_of(h_, batch_));  // as far as is known now
-    __syncthreads();
-    wait_for_grids();
-    if (warp_ < heads) {
-      head.read_row(h_, kind_of(warp_), row_of_head(warp_));
+    if (!settled_) {
+      wait_for_grids();
     }
     const int fresh = __ldcg(h_.where + h_.batch);
-    const float position = position_of(h_, batch_);
-    s = part_of(end_ahead(p_, batch_));
+    const Segment s = part_of(end_ahead(p_, batch_));
     const EarlierKeys earlier{s, fresh};
     const T* k = static_cast<const T*>(p_.k) + batch_ * p_.k_strides.batch + kv_head_ * p_.k_strides.head;
     const T* v = static_cast<const T*>(p_.v) + batch_ * p_.v_strides.batch + kv_head_ * p_.v_strides.head;
@@ -75,8 +62,22 @@ class Token {
         load_values<T, D>(p_, earlier, v, tile, values);
       }
     }
-    if (position != turns.position) {
-      turns.make(h_, position);
+    ask_ahead<T>(p_, batch_, kv_head_, s.first + Traits::kWarps * kTileKeys, s.last);
+    launch_dependents();  // whose reading of weights comes after this
+    for (int index = threadIdx.x; index < kTraits.query_bytes() / 16; index += Traits::kWarps * 32) {
+      queries()[index] = make_uint4(0, 0, 0, 0);
+    }
+    const int heads = p_.group + (is_last() ? 2 : 0);
+    Head<T, D> head;
+    head.read_norms(h_, kind_of(warp_));
+    Turns<D> turns;
+    turns.make(h_, position_of(h_, batch_));
+    __syncthreads();
+    if (settled_) {
+      wait_for_grids();
+    }
+    if (warp_ < heads) {
+      head.read_row(h_, kind_of(warp_), row_of_head(warp_));
     }
     for (int index = warp_; index < heads; index += Traits::kWarps) {
       if (index != warp_) {
@@ -330,6 +331,7 @@ class Token {
 
   const DecodeParams& p_;
   const HeadsParams& h_;
+  const bool settled_;
   const int lane_;
   const int warp_;
   const int part_;
