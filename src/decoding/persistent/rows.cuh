@@ -1,52 +1,22 @@
-// The GEMV instruction of a persistent kernel: x becomes integers in shared memory, a warp multiplies four rows of w by it, and the
-// epilogue follows.
+// The GEMV instruction of a persistent kernel: a warp multiplies four rows of w by x, and the epilogue follows.
 //
 // An MMA has 16 rows and 8 columns: four rows of w, each in four slices of its values, and two digits of x for each slice. Only
 // the sums of equal slices are meaningful. The slices take turns at pairs of groups of 64 values, so that one MMA multiplies one
 // group of each row and slice, with a scale of its own.
 #pragma once
 
+#include "decoding/persistent/inputs.cuh"
 #include "decoding/persistent/ring.cuh"
-#include "decoding/router/route.cuh"
-#include "device/mma.cuh"
-#include "device/reduce.cuh"
-#include "device/vector.cuh"
 #include "matmul/gemv/gate.cuh"
-#include "matmul/gemv/integers.cuh"
 
 namespace mlx_cuda {
-
-// Polls until it is so. No wait takes long, unless the GPU has never all blocks resident at once: then the kernel ends with an
-// error instead of waiting for ever.
-template <typename Done>
-__device__ inline void poll(const Done& done) {
-  constexpr long long most = 1ll << 35;  // cycles, about 20 seconds
-  long long begin = 0;
-#pragma unroll 1
-  for (unsigned i = 1; !done(); ++i) {
-    if (i % 256 == 0) {
-      const long long now = clock64();
-      begin = begin == 0 ? now : begin;
-      if (now - begin > most) {
-        __trap();
-      }
-    }
-  }
-}
-
-// Whether both 16-bit results have been handed over.
-__device__ inline bool is_set(unsigned pair) {
-  return (pair & 0xffff) != 0xffff && pair >> 16 != 0xffff;
-}
-__device__ inline bool is_set(const uint4& v) {
-  return is_set(v.x) && is_set(v.y) && is_set(v.z) && is_set(v.w);
-}
 
 template <typename T, bool Experts>
 class PersistentRows {
   using Params = PersistentParams;
-  static constexpr int kConsumers = Params::kWarps * 32;
-  static constexpr int kAllConsumers = 1;  // the number of their barrier; those of the teams follow
+  using Inputs = PersistentInputs<T>;
+  static constexpr int kConsumers = Inputs::kConsumers;
+  static constexpr int kAllConsumers = Inputs::kAllConsumers;
 
  public:
   __device__ PersistentRows(
@@ -54,11 +24,8 @@ class PersistentRows {
       : p_(p),
         shares_(shares),
         ring_(ring),
-        route_(route),
-        x_(memory),
-        steps_(reinterpret_cast<float*>(memory + p.most_inner * 2)),
-        sums_(reinterpret_cast<float*>(memory + Params::x_bytes(p.most_inner))),
-        squares_(sums_ + Params::sums_bytes() / 4),
+        inputs_(p, route, memory),
+        sums_(reinterpret_cast<float*>(memory + Params::x_bytes(p.most_inner) + Params::squares_bytes())),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32),
         team_(warp_ / Params::kTeamWarps),
@@ -76,15 +43,15 @@ class PersistentRows {
       const bool few_rows = g.bits == 8;
       const bool summed = g.turns > 1;
       if (index == p_.router_at && warp_ == 0) {
-        choose();
+        inputs_.choose();
       }
       if (few_rows) {
         prefetch_rows(g);
       }
       if (summed) {
-        prepare<true>(g);
+        inputs_.template prepare<true>(g);
       } else if (!g.same_x) {
-        prepare<false>(g);
+        inputs_.template prepare<false>(g);
       }
       if (few_rows) {
         multiply_rows(g);
@@ -94,7 +61,7 @@ class PersistentRows {
         take_turns();
       }
     } else {
-      prepare<false>(g);
+      inputs_.template prepare<false>(g);
     }
     for (; any; any = chunks.next(chunk)) {
       if (turn_ == team_) {
@@ -108,182 +75,13 @@ class PersistentRows {
     }
     sync_some(kAllConsumers, kConsumers);  // x is no longer read, and all results of this block are stored
     if (g.handoff && threadIdx.x == 0) {
-      add_relaxed(counter(index), 1);
+      add_relaxed(inputs_.counter(index), 1);
     }
   }
 
  private:
-  __device__ int* counter(int index) const {
-    return p_.arrived + index * (Params::kCounterBytes / 4);
-  }
-
   __device__ void take_turns() {
     turn_ = turn_ + 1 == Params::kTeams ? 0 : turn_ + 1;
-  }
-
-  // ------------------------------------------------------------------------------------------------------------------- router
-  // By one warp of each block.
-  __device__ void choose() const {
-    if (lane_ == 0) {
-      wait_for_all(p_.logits_from);
-    }
-    __syncwarp();
-    with_each(p_.router, [&]<int Each>() { choose_of<Each>(); });
-    __syncwarp();
-    if (lane_ == 0) {
-      barrier_arrive(&route_->chosen);
-    }
-  }
-
-  template <int Each>
-  __device__ void choose_of() const {
-    const RouterParams& router = p_.router;
-    const Route<T, Each> routing(router);
-    unsigned pairs[Each / 2] = {};
-    poll([&] {
-      bool all = true;
-#pragma unroll
-      for (int i = 0; i < Each / 2; ++i) {
-        if (routing.is_expert(2 * i)) {
-          pairs[i] = load_relaxed(static_cast<const T*>(router.logits) + routing.expert_of(2 * i));
-          all = all && is_set(pairs[i]);
-        }
-      }
-      return all;
-    });
-    __syncwarp();
-    float logits[Each];
-#pragma unroll
-    for (int i = 0; i < Each / 2; ++i) {
-      const float2 two = unpack(pairs[i], T{});
-      logits[2 * i] = two.x;
-      logits[2 * i + 1] = two.y;
-    }
-    unsigned expert;
-    float score = 0.0f;
-    routing.run(logits, expert, score);
-    if (lane_ < router.count) {
-      const T rounded = from_float<T>(score);
-      route_->experts[lane_] = expert;
-      route_->scores[lane_] = to_float(rounded);
-      if (blockIdx.x == 0) {
-        router.chosen[lane_] = expert;
-        static_cast<T*>(router.scores)[lane_] = rounded;
-      }
-    }
-  }
-
-  // ------------------------------------------------------------------------------------------------------------------------ x
-  // `Summed`: of each expert a row, which is multiplied by its score.
-  template <bool Summed>
-  __device__ void prepare(const PersistentGemv& g) const {
-    constexpr int at_once = 4;
-    const int own = g.inner / 8;  // pieces of a turn
-    const int of_turn = Summed ? Params::padded(g.inner) / 8 : own;
-    const int pieces = Summed ? g.turns * of_turn : own;
-    const auto* norms = static_cast<const uint4*>(g.norm);
-    const auto* x = static_cast<const uint4*>(g.x);
-    const auto load_some = [&](uint4(&to)[at_once], int first, const auto& load) {
-#pragma unroll
-      for (int i = 0; i < at_once; ++i) {
-        const int piece = first + i * kConsumers;
-        to[i] = piece < pieces ? load(piece) : uint4{};
-      }
-    };
-    const auto load_norm = [&](int piece) { return norms ? __ldg(norms + piece) : uint4{}; };
-    const auto load_x = [&](int piece) {
-      if constexpr (Summed) {
-        const int turn = piece / of_turn;
-        const int rest = piece - turn * of_turn;
-        return rest < own ? load16_relaxed(x + turn * own + rest) : uint4{};
-      }
-      return load16_relaxed(x + piece);
-    };
-    uint4 weights[at_once];
-    load_some(weights, threadIdx.x, load_norm);
-    if (g.x_from >= 0) {
-      wait_for(g.x_from);
-    }
-    float squares = 0.0f;
-#pragma unroll 1
-    for (int first = threadIdx.x; first < pieces; first += at_once * kConsumers) {
-      if (first >= kConsumers) {
-        load_some(weights, first, load_norm);
-      }
-      uint4 values[at_once];
-      load_some(values, first, load_x);
-      if (g.x_from >= 0) {
-        const auto all_set = [&] { return is_set(values[0]) && is_set(values[1]) && is_set(values[2]) && is_set(values[3]); };
-        poll([&] { return all_set() || (load_some(values, first, load_x), false); });
-      }
-#pragma unroll 1
-      for (int piece = first; piece < min(pieces, first + at_once * kConsumers); piece += kConsumers) {  // all of the warp
-        put(piece, values[0], norms != nullptr, weights[0], Summed ? route_->scores[piece / of_turn] : 1.0f, squares);
-#pragma unroll
-        for (int i = 1; i < at_once; ++i) {  // so that there is one copy of the code for all
-          values[i - 1] = values[i];
-          weights[i - 1] = weights[i];
-        }
-      }
-    }
-    if (norms) {
-      squares = warp_sum(squares);
-      if (lane_ == 0) {
-        squares_[warp_] = squares;
-      }
-    }
-    sync_some(kAllConsumers, kConsumers);
-  }
-
-  // One over the size of a normalized x.
-  __device__ float size_factor(const PersistentGemv& g) const {
-    float all = 0.0f;
-#pragma unroll
-    for (int i = 0; i < Params::kWarps / 4; ++i) {
-      const float4 four = reinterpret_cast<const float4*>(squares_)[i];
-      all += (four.x + four.y) + (four.z + four.w);
-    }
-    return rsqrtf(__fdividef(all, static_cast<float>(g.inner)) + g.eps);
-  }
-
-  // Until most of an instruction's result is there. By one thread,
-  __device__ void wait_for_all(int index) const {
-    const int all = static_cast<int>(gridDim.x) + Params::kUnset;
-    poll([&] { return static_cast<int>(load_relaxed(counter(index))) >= all; });
-  }
-  // or by all consumers.
-  __device__ void wait_for(int index) const {
-    if (threadIdx.x == 0) {
-      wait_for_all(index);
-    }
-    sync_some(kAllConsumers, kConsumers);
-  }
-
-  // Slices 2 and 3 have the second of their pairs of groups first, as `multiply` reads w without bank conflicts.
-  static __device__ int place_of(int group) {
-    return group ^ (group >> 2 & 1);
-  }
-
-  // By whole warps, which have adjacent pieces of 8 values.
-  __device__ void put(int piece, const uint4& x, bool normed, const uint4& norms, float factor, float& squares) const {
-    float values[8];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 two = unpack(word(x, j), T{});
-      squares = fmaf(two.x, two.x, fmaf(two.y, two.y, squares));
-      const float2 by = normed ? unpack(word(norms, j), T{}) : make_float2(factor, factor);
-      values[2 * j] = two.x * by.x;
-      values[2 * j + 1] = two.y * by.y;
-    }
-    const IntegerPiece integers = to_integers<4, Params::kGroup / 8>(values);
-    const int place = place_of(piece / 8);
-    unsigned char* to = x_ + place * 128 + piece % 8 * 8;
-    *reinterpret_cast<uint2*>(to) = integers.upper;
-    *reinterpret_cast<uint2*>(to + 64) = integers.lower;
-    if (piece % 8 == 0) {
-      steps_[place] = integers.group.x;
-      steps_[p_.most_inner / Params::kGroup + piece / 8] = integers.group.y;
-    }
   }
 
   // ------------------------------------------------------------------------------------------------------------------------ w
@@ -316,16 +114,17 @@ class PersistentRows {
     }
     float value = sum_of_slices(totals);
     if constexpr (Summed) {
-      value = sum_of_teams(value);
+      value = sum_of_warps(value, member_, Params::kTeamWarps, Params::kTeams, kAllConsumers, kConsumers);
     } else if (splits > 1) {
-      value = sum_of_splits(value, quad, split, splits);
+      const int first = team_ * Params::kTeamWarps + quad * splits;
+      value = sum_of_warps(value, first, 1, splits, kAllConsumers + 1 + team_, Params::kTeamWarps * 32);
     }
     if (finishes) {
       if (added && g.added_from >= 0) {
         poll([&] { return is_set(residual) || (residual = load_relaxed(added), false); });
       }
       if (factor_ == 0.0f) {
-        factor_ = g.norm ? size_factor(g) : 1.0f;
+        factor_ = g.norm ? inputs_.size_factor(g) : 1.0f;
       }
       finish(g, chunk, quad, value * factor_, residual);
     }
@@ -348,9 +147,9 @@ class PersistentRows {
     Cursor at;
     at.w = begin + low * row_bytes + own + split * 256;
     at.scales = begin + 4 * quads * row_bytes + low * scale_bytes + c * 4 + split * 16;
-    at.x = shared_address(x_) + first * 2 + lane_ / 8 * 256 + lane_ / 4 % 2 * 64 + c * 16 + split * 1024;
-    at.steps = shared_address(steps_ + first / Params::kGroup + 2 * c) + split * 32;
-    at.sum = shared_address(steps_ + p_.most_inner / Params::kGroup + first / Params::kGroup + lane_ % 8) + split * 32;
+    at.x = shared_address(inputs_.x()) + first * 2 + lane_ / 8 * 256 + lane_ / 4 % 2 * 64 + c * 16 + split * 1024;
+    at.steps = shared_address(inputs_.steps() + first / Params::kGroup + 2 * c) + split * 32;
+    at.sum = shared_address(inputs_.sums() + first / Params::kGroup + lane_ % 8) + split * 32;
     const int bias_row = quad * 2 + lane_ / 8 % 2 + lane_ / 16 * quads * 2;
     at.bias = begin + 4 * quads * (row_bytes + scale_bytes) + bias_row * scale_bytes + lane_ % 8 * 2 + split * 16;
     const unsigned high = quads * 2 * row_bytes;  // from a row to that of the second half
@@ -461,38 +260,19 @@ class PersistentRows {
     return quad_sum(lane_ & 4 ? high : low) + biases;
   }
 
-  // By all warps of the team. Sums are in two places in turn: those of the chunk before may still be read.
-  __device__ float sum_of_splits(float value, int quad, int split, int splits) {
-    float* const sums = sums_ + ((odd_ * Params::kTeams + team_) * Params::kTeamWarps) * Params::kQuadRows;
-    odd_ ^= 1;
-    const int row = lane_ / 16 + lane_ / 4 % 2 * 2;
-    if ((lane_ & 11) == 0) {
-      sums[member_ * Params::kQuadRows + row] = value;
-    }
-    sync_some(kAllConsumers + 1 + team_, Params::kTeamWarps * 32);
-    if (split > 0) {
-      return 0.0f;
-    }
-    float all = 0.0f;
-    for (int i = 0; i < splits; ++i) {
-      all += sums[(quad * splits + i) * Params::kQuadRows + row];
-    }
-    return all;
-  }
-
-  // By all consumers: a warp of each team has some of the same quad's experts.
-  __device__ float sum_of_teams(float value) {
+  // Of `count` warps, each `step`th from the first one, by all `threads` of a barrier. Sums are in two places in turn: those of the
+  // chunk before may still be read.
+  __device__ float sum_of_warps(float value, int first, int step, int count, int barrier, int threads) {
     float* const sums = sums_ + odd_ * Params::kWarps * Params::kQuadRows;
     odd_ ^= 1;
     const int row = lane_ / 16 + lane_ / 4 % 2 * 2;
     if ((lane_ & 11) == 0) {
       sums[warp_ * Params::kQuadRows + row] = value;
     }
-    sync_some(kAllConsumers, kConsumers);
+    sync_some(barrier, threads);
     float all = 0.0f;
-#pragma unroll
-    for (int i = 0; i < Params::kTeams; ++i) {
-      all += sums[(i * Params::kTeamWarps + member_) * Params::kQuadRows + row];
+    for (int i = 0; i < count; ++i) {
+      all += sums[(first + i * step) * Params::kQuadRows + row];
     }
     return all;
   }
@@ -517,7 +297,7 @@ class PersistentRows {
     for (int row = first_row(); row < part.columns; row += 2 * Params::kWarps * static_cast<int>(gridDim.x)) {
       float totals[2] = {};
       for (int group = lane_; group < groups; group += 32) {
-        const uint2* const x = reinterpret_cast<const uint2*>(x_ + place_of(group) * 128);
+        const uint2* const x = reinterpret_cast<const uint2*>(inputs_.x() + Inputs::place_of(group) * 128);
         int sums[2][2] = {};
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -534,8 +314,8 @@ class PersistentRows {
             sums[j][1] = dot_bytes(odd, lower.y, dot_bytes(even, lower.x, sums[j][1]));
           }
         }
-        const float step = steps_[place_of(group)];
-        const float sum = steps_[p_.most_inner / Params::kGroup + group];
+        const float step = inputs_.steps()[Inputs::place_of(group)];
+        const float sum = inputs_.sums()[group];
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const int at = (row + j) * groups + group;
@@ -544,7 +324,7 @@ class PersistentRows {
           totals[j] += fmaf(scale * step, static_cast<float>(sums[j][0] * 128 + sums[j][1]), bias * sum);
         }
       }
-      const float factor = g.norm ? size_factor(g) : 1.0f;
+      const float factor = g.norm ? inputs_.size_factor(g) : 1.0f;
       const unsigned pair = pack(warp_sum(totals[0]) * factor, warp_sum(totals[1]) * factor, T{});
       if (lane_ == 0) {
         *reinterpret_cast<unsigned*>(static_cast<T*>(part.out) + row) = pair;
@@ -592,11 +372,8 @@ class PersistentRows {
   const Params& p_;
   const Share* const shares_;
   const Ring<Experts>& ring_;
-  PersistentRoute* const route_;
-  unsigned char* const x_;  // [group in its place][digit][value]
-  float* const steps_;      // of groups in their places; then the sums of groups
-  float* const sums_;       // of warps that share a quad: [odd][team][warp][row]
-  float* const squares_;    // [warp]
+  const Inputs inputs_;
+  float* const sums_;  // of warps that share a quad: [odd][team][warp][row]
   const int lane_;
   const int warp_;
   const int team_;
