@@ -15,11 +15,15 @@ namespace mlx_cuda {
 
 namespace {
 
-// The kernel of a node; null of another node.
-CUfunction kernel_of(CUgraphNode node) {
+bool is_kernel(CUgraphNode node) {
   CUgraphNodeType type{};
   MLX_CUDA_CHECK(cuGraphNodeGetType(node, &type));
-  if (type != CU_GRAPH_NODE_TYPE_KERNEL) {
+  return type == CU_GRAPH_NODE_TYPE_KERNEL;
+}
+
+// The kernel of a node; null of another node.
+CUfunction kernel_of(CUgraphNode node) {
+  if (!is_kernel(node)) {
     return nullptr;
   }
   CUDA_KERNEL_NODE_PARAMS params{};
@@ -91,7 +95,7 @@ void add_edges(CUgraph graph, const std::vector<CUgraphNode>& from, const std::v
     CUgraphEdgeData pdl{};
     pdl.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
     pdl.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
-    if (with_data() && is_hopper() && has_pdl(kernel_of(second)) && kernel_of(first)) {
+    if (with_data() && is_hopper() && has_pdl(kernel_of(second)) && is_kernel(first)) {
       MLX_CUDA_CHECK(with_data()(graph, &first, &second, &pdl, 1));
     } else {
 #if CUDA_VERSION >= 13000
