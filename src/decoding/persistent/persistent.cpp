@@ -99,7 +99,7 @@ struct Calls {
     }
     const GemvCall& own = gemvs[index];
     const GemvCall& before = gemvs[index - 1];
-    return own.x.id() == before.x.id() && id(own.norm) == id(before.norm) && own.eps == before.eps;
+    return !before.factors && own.x.id() == before.x.id() && id(own.norm) == id(before.norm) && own.eps == before.eps;
   }
 };
 
@@ -109,15 +109,19 @@ bool experts_fit(const GemvCall& call, const Calls& before) {
     return false;
   }
   if (!gemv.each_its_row()) {
-    return is_gated(call.epilogue) && gemv.inner % Params::kPairValues == 0;
+    return is_gated(call.epilogue) && gemv.inner % Params::kPairValues == 0 && gemv.inner <= Params::kMostInner;
   }
-  return call.factors && call.factors->id() == before.router->scores.id() && gemv.inner % Params::kTurnMultiple == 0 &&
-         divide(gemv).slot_bytes() <= kMostSlotBytes && gemv.count() * Params::padded(gemv.inner) <= Params::kMostInner;
+  return before.router_at() >= 0 && call.factors && call.factors->id() == before.router->scores.id() &&
+         gemv.inner % Params::kTurnMultiple == 0 && divide(gemv).slot_bytes() <= kMostSlotBytes &&
+         gemv.count() * Params::padded(gemv.inner) <= Params::kMostInner;
 }
 
 // Whether the kernel takes such a call after others.
 bool fits(const GemvCall& call, const Calls& before) {
   const OneGemv& first = call.parts[0];
+  if (!first.form) {
+    return false;
+  }
   const int row_multiple = is_gated(call.epilogue) || first.form->bits == 8 ? Params::kQuadRows / 2 : Params::kQuadRows;
   const bool alike = std::all_of(call.parts.begin(), call.parts.end(), [&](const OneGemv& gemv) {
     return gemv.form && gemv.form->mode == "affine" && gemv.form->group_size == Params::kGroup &&
@@ -178,7 +182,7 @@ PersistentGemv instruction_of(GemvCall& call, KernelNode& node) {
   if (first.chosen && g.turns == 1) {
     g.expert_quads = g.quads;
     g.quads *= first.count();
-    g.share_quads = g.expert_quads % division.quads() == 0 ? division.quads() : 1;
+    g.share_quads = division.quads();  // which the rows of an expert, a multiple of eight, have a whole number of
   }
   for (std::size_t j = 0; j < call.outputs.size(); ++j) {
     g.part[j].out = node.writes(call.outputs[j]);
@@ -346,8 +350,11 @@ std::vector<Calls> runs_of(const Plan& plan, const PersistentCalls& calls) {
 }  // namespace
 
 void fuse_runs(Plan& plan, const PersistentCalls& calls, const mx::Stream& stream) {
+  if (!is_hopper()) {
+    return;
+  }
   auto runs = runs_of(plan, calls);
-  if (!is_hopper() || runs.size() < 2) {  // a run is cleared by another one
+  if (runs.size() < 2) {  // a run is cleared by another one
     return;
   }
   std::vector<std::size_t> begins{0};

@@ -150,7 +150,7 @@ class Ring {
           from[1] = gated ? matrix_of(g.part[1], matrix) + at : from[0] + half_rows * row_bytes;
           for (int first = 0; first < inner; first += slot_values) {
             const int values = min(slot_values, inner - first);
-            if (flying >= in_flight) {
+            while (flying >= in_flight) {
               barrier_wait(full_ + landed.at, landed.parity);
               landed.advance(p_.slots);
               --flying;
