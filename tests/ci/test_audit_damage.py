@@ -14,6 +14,7 @@ from ci.errors import CiError
 from ci.files import record_digest
 from ci.repair import sbom
 from ci.wheelfile.wheel import read
+from tests.by_day import first_of_each
 
 from .audit_support import NAMES, Files, World, with_sbom, write_wheel
 from .damage_support import DAMAGES, Damage
@@ -96,7 +97,7 @@ def said(path: Path, arch: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.usefixtures("roots")
-@pytest.mark.parametrize("damage", DAMAGES, ids=[damage.what for damage in DAMAGES])
+@pytest.mark.parametrize("damage", first_of_each(DAMAGES, lambda damage: tuple(damage.words.split()[:2]), lambda damage: damage.what))
 def test_damage(tmp_path: Path, name: str, good: Files, arch: Sequence[str], damage: Damage) -> None:
     found = said(damaged(tmp_path / name, good, damage).rename(tmp_path / damage.name(name)), arch)
     print("\n".join(found))
