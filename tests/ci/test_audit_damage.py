@@ -65,14 +65,14 @@ def write(path: Path, files: Files, damage: Damage, method: int = zipfile.ZIP_DE
     if "first" in written:  # RECORD before another file
         written["mlx_cuda/nn.py"] = written.pop("mlx_cuda/nn.py")
         del written["first"]
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in written.items():
             entry = zipfile.ZipInfo(name, (2026, 1, 2, 3, 4, 6))
             entry.create_system, entry.external_attr = 3, 0o100644 << 16
             entry.compress_type = zipfile.ZIP_STORED if name.endswith(".fatbin.lzma") else method  # which is compressed already
             if damage.entry and name == "mlx_cuda/nn.py":
                 damage.entry(entry)
-            archive.writestr(entry, data)
+            archive.writestr(entry, data, compresslevel=1)
     path.write_bytes(damage.wheel(path.read_bytes()))
 
 
