@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import sys
@@ -21,6 +22,9 @@ pytest.register_assert_rewrite(*(f"{__package__}.gpu.{name}" for name in ("cache
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=40)
 hypothesis.settings.load_profile("repeatable")
 
+# Python looks for garbage every 700 objects; of the many that collecting tests and parsing sources make, it is a fourth of the time.
+gc.set_threshold(50_000, 20, 20)
+
 BY_DAY = {None, "", "pull-request", "mlx-lm"}  # places whose runs leave tests to the nightly workflow
 
 _SKIPPED = pytest.StashKey[tuple[int, str]]()  # how many GPU tests, and why
@@ -36,6 +40,7 @@ def _why_no_gpu() -> str:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--examples", type=int, metavar="N", help="so many random examples of what tests of hypothesis may have more of")
+    parser.addoption("--nightly", action="store_true", help="also the tests that are left to the nightly workflow, at any place")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -111,7 +116,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     By day leave out what the nightly workflow runs.
     """
-    if config.getoption("--place", None) in BY_DAY and (long := [item for item in items if item.get_closest_marker("nightly")]):
+    by_day = config.getoption("--place", None) in BY_DAY and not config.getoption("--nightly")
+    if by_day and (long := [item for item in items if item.get_closest_marker("nightly")]):
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=long)
     if any(item.get_closest_marker("gpu") for item in items) and not _required(config) and (reason := _why_no_gpu()):

@@ -275,6 +275,7 @@ def test_the_document_has_a_place_for_every_operation() -> None:
         assert f"<!-- results: {group} -->" in (DOCUMENT.parents[1] / page).read_text("utf-8")
 
 
+@pytest.mark.nightly
 def test_the_documents_show_every_picture_that_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "results.jsonl"

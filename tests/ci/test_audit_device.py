@@ -234,7 +234,16 @@ def test_a_module_of_other_device_code(tmp_path: Path, files: Files, world: Worl
     assert violation.message == f"is of other device code, expected the manifest's SHA-256 in it, {digest}"
 
 
-@pytest.mark.parametrize("arch", [("90",), ("90a",), ("80", "compute_80"), ("75",), ("compute_80",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param(("90",), id="90", marks=pytest.mark.nightly),
+        pytest.param(("90a",), id="90a"),
+        pytest.param(("80", "compute_80"), id="80 compute_80"),
+        pytest.param(("75",), id="75", marks=pytest.mark.nightly),
+        pytest.param(("compute_80",), id="compute_80", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_developers_build(found: Callable[..., Found], arch: tuple[str, ...]) -> None:
     """Less device code is right by what was asked for, and wrong by the whole matrix and by anything else."""
 

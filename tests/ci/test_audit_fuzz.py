@@ -123,6 +123,7 @@ def mutated(data: bytes, changes: list[tuple[str, float, Any]]) -> bytes:
     return data
 
 
+@pytest.mark.nightly
 def test_bytes_of_the_archive(tmp_path: Path, small: bytes, amount: int, policy: Policy) -> None:
     path = tmp_path / NAMES["linux"]
 
@@ -228,6 +229,7 @@ def replaced(value: Any, path: list[int], new: Any) -> Any:
     return copy
 
 
+@pytest.mark.nightly
 def test_documents_of_another_shape(tmp_path: Path, world: World, files: Files, amount: int, policy: Policy) -> None:
     path = tmp_path / NAMES["linux"]
 

@@ -12,7 +12,7 @@ from ci.matrix import load
 from ci.wheelfile.binary import parse
 from ci.wheelfile.wheel import read
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # these wheels change with the pins only
 
 
 @pytest.mark.parametrize("requirement", ["nanobind-backend==1.0.0", f"mlx=={load().mlx}", "numpy==2.5.5"])

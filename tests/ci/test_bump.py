@@ -265,6 +265,7 @@ def test_no_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "give one such as" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_pinned_one_is_what_the_index_has(capsys: pytest.CaptureFixture[str]) -> None:
     before = {file: (matrix.REPOSITORY / file).read_bytes() for file in FILES}

@@ -82,6 +82,7 @@ def test_an_image_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         container.surroundings("localhost/absent")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mount", [True, False])
 def test_the_commit_is_built_and_what_is_cached_is_mounted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], mount: bool

@@ -410,7 +410,7 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc
 
 
 @needs_linux
-@pytest.mark.parametrize("to_all", [True, False], ids=["terminal", "kill"])
+@pytest.mark.parametrize("to_all", [pytest.param(True, id="terminal"), pytest.param(False, id="kill", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("where", ENDLESS)
 def test_an_interruption_leaves_nothing(src: Path, where: str, to_all: bool) -> None:
     """Ctrl-C in a terminal reaches the whole group."""

@@ -26,6 +26,7 @@ def fuzzer(tmp_path: Path, files: Files, world: World, monkeypatch: pytest.Monke
     return Fuzzer(with_sbom(write_wheel(tmp_path / NAMES["linux"], files)), tmp_path / "own", tmp_path / "escapes", (), ())
 
 
+@pytest.mark.nightly
 def test_the_audit_lets_none_escape(fuzzer: Fuzzer) -> None:
     tried = [fuzzer.tried(seed) for seed in SEEDS]
     assert [found for _, _, found in tried if found] == []
@@ -34,6 +35,7 @@ def test_the_audit_lets_none_escape(fuzzer: Fuzzer) -> None:
     assert not fuzzer.keep.exists()
 
 
+@pytest.mark.nightly
 def test_an_audit_that_takes_all(fuzzer: Fuzzer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each oracle notices some of what the audit has refused."""
     monkeypatch.setattr(fuzzer, "refused", lambda _: False)
@@ -73,6 +75,7 @@ def test_every_part_of_a_module_is_changed(files: Files, world: World) -> None:
     assert hits("segment", HEADER.size + SEGMENT.size * good.segments.index(good.loads[0]) + 48, 8) > 3
 
 
+@pytest.mark.nightly
 def test_a_wheel_that_is_bad_to_begin_with(fuzzer: Fuzzer, tmp_path: Path, files: Files) -> None:
     bad = with_sbom(write_wheel(tmp_path / "bad" / NAMES["linux"], {**files, "evil.pth": b""}))
     (tmp_path / "more" / "loaded").mkdir(parents=True)

@@ -327,10 +327,12 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("endless", ENDLESS)
+@pytest.mark.parametrize(
+    "endless", [pytest.param(each, marks=pytest.mark.nightly if number % 3 else ()) for number, each in enumerate(ENDLESS)]
+)
 def test_an_answer_that_does_not_end(server: Server, endless: str) -> None:
     """Each of its bytes is in time, and all of them would take minutes."""
-    server.index = Index("here", (), server.url, timeout=0.5)
+    server.index = Index("here", (), server.url, timeout=0.3)
     server.answer = lambda _: Said() if server.slept else ENDLESS[endless]
     started = time.monotonic()
     assert len(server.index.files(MATRIX.name)) == 1

@@ -157,6 +157,7 @@ FILE = f"/project/{PROJECT.as_posix()}/{name(NIGHTS[1])}"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the small wheels are for Linux")
 
 
+@pytest.mark.nightly
 @linux
 def test_pip(usual: str, served: tuple[str, list[str]], tmp_path: Path) -> None:
     url, seen = served
@@ -169,6 +170,7 @@ def test_pip(usual: str, served: tuple[str, list[str]], tmp_path: Path) -> None:
     assert installed(fresh) == NIGHTS[1]
 
 
+@pytest.mark.nightly
 @linux
 def test_why_not_pips_extra_index(usual: str, served: tuple[str, list[str]], tmp_path: Path) -> None:
     fresh = Fresh.make(tmp_path / "environment", python=sys.executable)

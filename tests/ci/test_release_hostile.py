@@ -139,7 +139,7 @@ def outage(hostile: Hostile, *methods: str, status: int = 503, after: str = "") 
     )
 
 
-@pytest.mark.parametrize("begins", [0, 1, 5, 6])
+@pytest.mark.parametrize("begins", [pytest.param(0, marks=pytest.mark.nightly), 1, pytest.param(5, marks=pytest.mark.nightly), 6])
 @pytest.mark.parametrize("methods", [("GET",), ("GET", "POST")])
 def test_503_for_two_minutes(hostile: Hostile, dist: Dist, begins: int, methods: tuple[str, ...]) -> None:
     """The same run goes on, wherever it meets it."""
@@ -209,7 +209,8 @@ SPOILED = [name for name in TROUBLES if re.match("each|all|other|no digests", na
 
 
 @pytest.mark.parametrize(
-    ("trouble", "begins"), [*((each, 3) for each in TROUBLES), *((each, 0) for each in TROUBLES if each not in SPOILED)]
+    ("trouble", "begins"),
+    [*((each, 3) for each in TROUBLES), *(pytest.param(each, 0, marks=pytest.mark.nightly) for each in TROUBLES if each not in SPOILED)],
 )
 def test_what_stops_a_release(hostile: Hostile, dist: Dist, trouble: str, begins: int) -> None:
     """Nothing is sent after it, and when it is over the next run sends the rest."""

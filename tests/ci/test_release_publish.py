@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from .release_support import MATRIX, VERSION, make_dist, twine_in_this_process, 
 
 OLDER = f"{MATRIX.mlx}.6"
 HERE = MATRIX.platforms["linux-x86_64"]
+LONG = pytest.mark.slow if os.environ.get("MLX_CUDA_RELEASE") else pytest.mark.nightly  # a release leaves nothing to the night
 
 
 @pytest.fixture
@@ -48,8 +49,8 @@ def proxy(store: Path) -> Iterator[index_support.Proxy]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory, at_night: bool) -> dict[str, Outcome]:
-    """Every fault, played once, with small wheels or with those of MLX_CUDA_RELEASE: a release plays them with the files that will go.
+def played(tmp_path_factory: pytest.TempPathFactory, at_night: bool) -> Callable[[str], Outcome]:
+    """Plays a fault, with small wheels or with those of MLX_CUDA_RELEASE: a release plays them with the files that will go.
 
     By day runs are killed for the last two files only, and else for each.
     """
@@ -59,12 +60,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, at_night: bool) -> dict[s
     given = os.environ.get("MLX_CUDA_RELEASE")
     dist = complete(Path(given) if given else make_dist(folder / "dist"))
     kills = len(dist.entries) if given or at_night else 2
-    return {name: play(name, dist, folder / str(number), kills) for number, name in enumerate(FAULTS)}
+    return lambda fault: play(fault, dist, folder / str(list(FAULTS).index(fault)), kills)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_fault(outcomes: dict[str, Outcome], fault: str) -> None:
-    outcome = outcomes[fault]
+@pytest.mark.parametrize("fault", [pytest.param(each, marks=LONG if each.startswith("no answer ever") else ()) for each in FAULTS])
+def test_fault(played: Callable[[str], Outcome], fault: str) -> None:
+    outcome = played(fault)
     assert outcome.sound, outcome.happened
     assert outcome.lost == 0
 
@@ -150,6 +151,7 @@ def test_other_wheels_than_the_manifests(dist: Dist, proxy: index_support.Proxy,
     assert proxy.seen == []
 
 
+@LONG
 def test_a_rehearsal(tmp_path: Path, store: Path) -> None:
     """A release's own wheels go to an index on this machine and are installed from there: those of MLX_CUDA_RELEASE, or small ones."""
     given = os.environ.get("MLX_CUDA_RELEASE")
@@ -337,6 +339,7 @@ def downloaded(url: str, folder: Path) -> str:
     return path.name.split("-")[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("twine_here")
 def test_nobody_gets_half_a_release(dist: Dist, proxy: index_support.Proxy, store: Path, tmp_path: Path) -> None:
     """After each upload a platform has the new wheel, or still gets the release before; the most used one changes last."""

@@ -76,6 +76,7 @@ def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.nightly
 def test_both_tools_get_our_wheel_and_no_strangers_dependency(folder: Path, index: Index, usual: Path) -> None:
     done = verify(Version(VERSION), index, manifest_path=folder / MANIFEST, pythons=[HERE])
     python = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
@@ -83,6 +84,7 @@ def test_both_tools_get_our_wheel_and_no_strangers_dependency(folder: Path, inde
     assert done == [*installed, *(Verified(python, "uv", extra, "resolved") for extra in EXTRAS[1:])]
 
 
+@pytest.mark.nightly
 def test_found_files_do_not_come_in_between(
     folder: Path, index: Index, usual: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -101,6 +103,7 @@ def test_found_files_do_not_come_in_between(
     assert [each.tool for each in done] == ["uv", "pip"]
 
 
+@pytest.mark.nightly
 def test_both_tools_are_held_to_the_published_bytes(index: Index, usual: Path, tmp_path: Path) -> None:
     """Whatever was compared before, what they install is compared too."""
     job = _Job(Version(VERSION), index, dict.fromkeys(index_support.held(tmp_path / "store"), "0" * 64), HERE, tmp_path / "job")
@@ -110,6 +113,7 @@ def test_both_tools_are_held_to_the_published_bytes(index: Index, usual: Path, t
         job._with_pip("cpu")
 
 
+@pytest.mark.nightly
 def test_install_all(folder: Path, index: Index, usual: Path) -> None:
     done = verify(Version(VERSION), index, pythons=[HERE], extras=["cu12"], install_all=True)
     assert [(each.extra, each.tool, each.how) for each in done] == [("cu12", "uv", "installed"), ("cu12", "pip", "installed")]

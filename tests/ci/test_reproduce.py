@@ -85,6 +85,7 @@ def test_identical(project: Project, tmp_path: Path, capfd: pytest.CaptureFixtur
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "trace",
     [
@@ -109,6 +110,7 @@ def test_a_trace_of_the_surroundings_is_found(project: Project, trace: str, capf
     assert "diffoscope" in output
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("variable", ["CMAKE_CXX_COMPILER_LAUNCHER", "CCACHE_DISABLE", "MLX_CUDA_DEVICE_STORE", "MLX_CUDA_DEVICE_CODE"])
 def test_no_compiler_cache(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "ccache")

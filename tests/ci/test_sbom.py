@@ -9,13 +9,13 @@ import os
 import time
 import zipfile
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 
 from ci.audit import audit_wheel, providers
 from ci.audit.checks.sbom import _shown
@@ -52,10 +52,18 @@ def read_sbom(path: Path) -> dict[str, Any]:
     return json.loads(wheel.members[wheel.sbom])  # type: ignore[no-any-return]
 
 
+@cache
+def validator(specification: str) -> Any:
+    """Imported when it is needed, as that takes seconds."""
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    return JsonStrictValidator(SchemaVersion.from_version(specification))
+
+
 def validated(path: Path) -> dict[str, Any]:
     """The SBOM of a wheel, valid by the strict schema of its own version, with references that lead somewhere."""
     document = read_sbom(path)
-    mistake = JsonStrictValidator(SchemaVersion.from_version(document["specVersion"])).validate_str(json.dumps(document))
+    mistake = validator(document["specVersion"]).validate_str(json.dumps(document))
     assert mistake is None, mistake
     known = {component["bom-ref"] for component in [*document["components"], document["metadata"]["component"]]}
     for entry in document["dependencies"]:

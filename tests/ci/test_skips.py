@@ -154,15 +154,18 @@ def test_what_is_expected_to_fail_is_no_skip(project: Path) -> None:
     assert said(project, place="some")[0] == 0
 
 
-@pytest.mark.parametrize(("workers", "place"), [("0", ""), ("2", "some"), ("0", "pull-request"), ("0", "nightly")])
-def test_what_is_left_to_the_night(project: Path, workers: str, place: str) -> None:
-    """Without a place, and on a pull request; a wheel's trial has all tests of the package."""
+@pytest.mark.parametrize(
+    ("place", "arguments"),
+    [("", []), ("", ["--nightly"]), ("some", ["-n", "2"]), ("pull-request", []), ("pull-request", ["--nightly"]), ("nightly", [])],
+)
+def test_what_is_left_to_the_night(project: Path, place: str, arguments: list[str]) -> None:
+    """Without a place, and on a pull request, unless it is asked for; a wheel's trial has all tests of the package."""
     (project / "tests" / "skips.toml").write_text(SKIPS.replace("[places]", '[places]\npull-request = ""'))
     text = "import pytest\ndef test_good(): pass\n@pytest.mark.nightly\ndef test_long(): pass\n"
     (project / "tests" / "package" / "test_others.py").write_text(text)
-    code, lines = said(project, "-n", workers, "tests/package", place=place)
+    code, lines = said(project, *arguments, "tests/package", place=place)
     assert code == 0
-    assert ("1 passed, 1 deselected in " if place in {"", "pull-request"} else "2 passed in ") in lines[-1]
+    assert ("1 passed, 1 deselected in " if place in {"", "pull-request"} and not arguments else "2 passed in ") in lines[-1]
 
 
 def test_an_unknown_place(project: Path) -> None:

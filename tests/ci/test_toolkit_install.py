@@ -134,7 +134,9 @@ def assert_recovers(index: Index, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [pytest.param(each, marks=pytest.mark.nightly if number % 2 else ()) for number, each in enumerate(MOMENTS)]
+)
 def test_killed_at_a_chosen_moment(index: Index, moment: str) -> None:
     with index.start(MOMENTS[moment]) as process:
         process.communicate()
@@ -143,7 +145,7 @@ def test_killed_at_a_chosen_moment(index: Index, moment: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-@pytest.mark.parametrize("count", range(1, 60, 6))
+@pytest.mark.parametrize("count", [pytest.param(count, marks=pytest.mark.nightly if count % 18 != 1 else ()) for count in range(1, 60, 6)])
 def test_killed_at_the_nth_change_of_the_file_system(index: Index, count: int) -> None:
     """Audit events come before each opening for writing, link, rename, removal and new folder that Python does."""
     code = f"""

@@ -151,6 +151,7 @@ HEADERS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", MATRIX.platforms)
 @pytest.mark.parametrize("name", ROOTS)
@@ -195,6 +196,7 @@ def test_the_stub_has_every_driver_function_that_mlx_needs(version: str) -> None
     assert driver <= functions
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_pip_accepts_the_lock(tmp_path: Path) -> None:
     """Nothing in it is particular to uv."""

@@ -207,6 +207,7 @@ def test_what_calls_for_another_file(old: str, new: str, stays: bool) -> None:
     assert not tools.holds(head + old, tools.head("lint", ["a>=1"]) + old)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_index_has_what_is_pinned() -> None:
     """Resolved again with these pins nothing moves."""
@@ -221,6 +222,7 @@ WITHOUT_WHEELS = {
 }  # they run on one CPython, which need not be the newest
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_there_are_wheels_for_every_platform_and_cpython(group: str, tmp_path: Path, at_night: bool) -> None:
@@ -254,6 +256,7 @@ def pip(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.Co
     return run
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_oldest_pip_reads_the_files(pip: Callable[..., subprocess.CompletedProcess[str]], at_night: bool) -> None:
     """At night (``--place nightly``) each by itself; else all at once, as most packages are in several."""
@@ -263,6 +266,7 @@ def test_the_oldest_pip_reads_the_files(pip: Callable[..., subprocess.CompletedP
         assert done.returncode == 0, (each, done.stderr)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_an_older_pip_does_not(pip: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     """Once one does, what is said of the oldest is too strict."""
@@ -270,6 +274,7 @@ def test_an_older_pip_does_not(pip: Callable[..., subprocess.CompletedProcess[st
     assert "must have their versions pinned with ==" in done.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_oldest_pip_reads_the_lock_of_a_toolkit(pip: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = pip(tools.OLDEST_PIP, roots.find("cudnn-frontend").lock_file)

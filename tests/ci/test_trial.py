@@ -328,6 +328,7 @@ def test_a_benchmark_needs_a_gpu(repository: Path, wheel: Path, tmp_path: Path, 
     assert "error: a benchmark needs a GPU\n  fix: omit --benchmark" in capfd.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("with_gpu")
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_benchmark_of_the_wheel(
@@ -372,6 +373,7 @@ def rows(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "tests" / "package" / "test_good.py").write_text(GOOD + place.format("try"))
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("rows")
 def test_rows_one_after_another(wheel: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The tests of the GPU's place are not the others': one of each fails."""
@@ -386,6 +388,7 @@ def test_rows_one_after_another(wheel: Path, capfd: pytest.CaptureFixture[str]) 
     assert (tests["gpu"]["failed"], tests["package"]["failed"]) == ([], ["test_good::test_place"])
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("rows")
 def test_rows_have_one_table_and_one_verdict(wheel: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -448,6 +451,7 @@ def of_an_installation(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_real_wheel_works_here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at_night: bool) -> None:
     """At night (``--place nightly``) with all tests of the package, as `python -m ci try` has them."""

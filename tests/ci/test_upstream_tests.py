@@ -150,6 +150,7 @@ def test_nothing_differs(tests: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "[2/2] mlx/test_small" in err
 
 
+@pytest.mark.nightly
 def test_whatever_passes_without_and_not_with_it(tests: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module(tests, "mlx/test_small", TESTS + DIFFERENT)
     code, results = run(tests, "--timeout", "3")
@@ -165,6 +166,7 @@ def test_whatever_passes_without_and_not_with_it(tests: Path, capsys: pytest.Cap
     assert "RuntimeError: no class" in out
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("text", "name", "what"),
     [
@@ -180,6 +182,7 @@ def test_a_module_that_cannot_begin_or_end(tests: Path, text: str, name: str, wh
     assert f"mlx-lm/{name}" in results["new"] or "mlx-lm/test_other.A.test_a_good" in results["new"]
 
 
+@pytest.mark.nightly
 def test_in_parts_the_same_comes_out(tests: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module(tests, "mlx/test_small", TESTS + DIFFERENT.replace("time.sleep(60)", "self.fail()"))
     code, results = run(tests, "--split", "3")
@@ -205,6 +208,7 @@ def test_a_module_is_compared_before_the_next_begins(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_what_was_compiled_is_handed_on(tests: Path) -> None:
     compiling = """
     def test_l(self):
@@ -218,6 +222,7 @@ def test_what_was_compiled_is_handed_on(tests: Path) -> None:
     assert "mlx/test_small.A.test_l" not in lines(run(module(tests, "mlx/test_small", TESTS + compiling), "--jobs", "1")[1])
 
 
+@pytest.mark.nightly
 def test_what_fails_now_and_then_without_it_too_is_said_and_no_more(tests: Path, capsys: pytest.CaptureFixture[str]) -> None:
     counting = """
     def test_k(self):
@@ -233,6 +238,7 @@ def test_what_fails_now_and_then_without_it_too_is_said_and_no_more(tests: Path,
     assert "unsteady mlx/test_small.A.test_k: fails now and then without patch() too" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_known_differences(tests: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tests.parent / "differences.toml"
     row = '[[difference]]\ntest = "mlx/test_small.A.{}"\nreason = "{}"\n'
@@ -257,12 +263,14 @@ def test_a_row_without_a_test_is_stale_where_all_of_them_ran() -> None:
     assert verdict.judge({}, [], ["mlx/test_slow"]).unfinished == ["mlx/test_slow"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("chosen", "count"), [(["mlx"], 5), (["test_sm*"], 5), (["mlx/test_small"], 5), (["mlx-lm"], 5), ([], 10)])
 def test_a_part(tests: Path, chosen: list[str], count: int) -> None:
     module(tests, "mlx-lm/test_other", TESTS)
     assert number(run(tests, *chosen)[1]) == count
 
 
+@pytest.mark.nightly
 def test_the_time_is_over(tests: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module(tests, "mlx/test_small", f"{TESTS}\n    def test_z(self):\n        time.sleep(60)\n")
     code, results = run(tests, "--deadline", "2")
@@ -270,6 +278,7 @@ def test_the_time_is_over(tests: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "NOT RUN  mlx/test_small: the time was over" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_a_deadline_hides_no_difference(tests: Path, capsys: pytest.CaptureFixture[str]) -> None:
     module(tests, "mlx/test_small", f"{TESTS}{DIFFERENT}\n    def test_z(self):\n        time.sleep(0 if not mx.patched else 60)\n")
     code, results = run(tests, "--deadline", "4")
@@ -281,6 +290,7 @@ def test_a_deadline_hides_no_difference(tests: Path, capsys: pytest.CaptureFixtu
     assert str(tests) not in "".join(case.get("detail", "") for case in results["cases"])
 
 
+@pytest.mark.nightly
 def test_a_later_run_goes_on_where_time_was_over(tests: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     earlier = tmp_path / "earlier.jsonl"
     module(tests, "mlx/test_other", TESTS)

@@ -141,6 +141,7 @@ def test_no_interpreter_is_an_environment_problem(
     assert commands == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_it_works_from_an_empty_environment(tmp_path: Path) -> None:
     """From another folder, as a script, in isolated mode; the second call starts at once."""

@@ -117,6 +117,7 @@ def test_the_longest_path_of_a_root(name: str, installed_root: Callable[[str, Pl
 # ------------------------------------------------------------------------------------------------------------ odd letters
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("g++"), reason="compiles with g++ on Linux")
 def test_folders_with_spaces_and_letters_outside_of_ascii(tmp_path: Path, installed_root: Callable[[str, Platform], Path]) -> None:
     """Of the checkout, the build, the toolkits and the device code; test_windows_route.py has the same for Windows' compiler."""

@@ -114,6 +114,7 @@ def test_the_real_package_can_be_patched(repaired: Path, world: World, tmp_path:
     assert "mlx_cuda.libs" in patched
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("major", [12, 13])
 def test_repair_refuses_a_wheel_that_is_not_ours(folder: Path, tmp_path: Path, major: int) -> None:  # noqa: F811

@@ -12,7 +12,7 @@ import pytest
 from ci import matrix
 
 TOOL = matrix.REPOSITORY / ".github" / "workflow-parser"
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # by day `nox -s lint` reads ours
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,7 @@ def follow(step: str, folder: Path, **variables: str) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
+@pytest.mark.nightly
 def test_with_cuda(project: Path, installed_root: Callable[[str, Platform], Path]) -> None:
     """Section 6, with the roots that are installed for mlx-cuda, whose locks are the same."""
     toolkits = {installed_root(name, host_platform()).parent for name in ("device", "cuda-12.8", "cuda-13.0")}.pop()

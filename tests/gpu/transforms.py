@@ -24,6 +24,7 @@ Function: TypeAlias = "Callable[..., Any]"
 MLX: Any = mx  # whose stubs take no arrays of any number
 DTYPE = mx.float16
 TOLERANCE = 3e-2  # MLX rounds what is between its operations to the dtype
+N, K = (64, 128) if mx.cuda.is_available() else (16, 64)  # of quantized weights, with which MLX is slow on the CPU
 
 
 class Example(NamedTuple):
@@ -88,8 +89,8 @@ def experts(form: str, small: int, large: int, *, dense: bool, named: bool) -> E
     def make(rows: int) -> Callable[[np.random.Generator], Arrays]:
         def arrays(rng: np.random.Generator) -> Arrays:
             chosen = mx.array(rng.integers(0, 4, (rows, 2)), mx.uint32)
-            parts = [normal(rng, (4, 128, 64), DTYPE, 0.1)] if dense else quantized(rng, 4, 64, 128)
-            return [normal(rng, (rows, 1, 1, 128), DTYPE), chosen, mx.arange(rows, dtype=mx.uint32)[:, None], *parts]
+            parts = [normal(rng, (4, K, N), DTYPE, 0.1)] if dense else quantized(rng, 4, N, K)
+            return [normal(rng, (rows, 1, 1, K), DTYPE), chosen, mx.arange(rows, dtype=mx.uint32)[:, None], *parts]
 
         return arrays
 
@@ -179,9 +180,9 @@ EXAMPLES: dict[str, list[Example]] = {  # of each function by its name
         attention("sinks", (1, 70), (64, 70), mask="causal", sinks=True),
     ],
     "quantized_matmul": [
-        matmul("rows", (1, 1, 128), (1, 600, 128), (64, 128)),
-        matmul("rows, not transposed", (1, 1, 64), (1, 600, 64), (64, 128), transpose=False),
-        matmul("batches", (1, 4, 1, 128), (1, 4, 40, 128), (4, 64, 128)),  # not broadcast: MLX is wrong then
+        matmul("rows", (1, 1, K), (1, 600, K), (N, K)),
+        matmul("rows, not transposed", (1, 1, N), (1, 600, N), (N, K), transpose=False),
+        matmul("batches", (1, 4, 1, K), (1, 4, 40, K), (4, N, K)),  # not broadcast: MLX is wrong then
     ],
     "gather_mm": [experts(form, 1, 300, dense=True, named=form != "experts") for form in ("experts", "experts of rows")],
     "gather_qmm": [experts(form, 1, 300, dense=False, named=form != "experts") for form in ("experts", "experts of rows")],

@@ -118,6 +118,11 @@ traced_by_mlx = pytest.mark.skipif(not _mlx_compiles(), reason="MLX compiles no 
 both_ways = pytest.mark.parametrize(
     "engines", [pytest.param(False, id="in Python"), pytest.param(True, id="natively", marks=compiles)], indirect=True
 )
+natively_by_day = pytest.mark.parametrize(  # as users have it
+    "engines",
+    [pytest.param(False, id="in Python", marks=pytest.mark.nightly), pytest.param(True, id="natively", marks=compiles)],
+    indirect=True,
+)
 
 
 @pytest.fixture

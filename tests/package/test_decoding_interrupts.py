@@ -169,7 +169,15 @@ ALIKE = [pytest.param(kinds, marks=pytest.mark.nightly) for kinds in ("gg", "rr"
 
 # The token at whose step the interrupt comes: the second is captured, then those are replayed that the memory has room for.
 @pytest.mark.parametrize("kinds", ["gr", *ALIKE])
-@pytest.mark.parametrize("at", [1, 2, 11, 16], ids=["recorded", "replayed", "replayed where a window is full", "recorded with more memory"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        pytest.param(1, id="recorded", marks=pytest.mark.nightly),
+        pytest.param(2, id="replayed"),
+        pytest.param(11, id="replayed where a window is full"),
+        pytest.param(16, id="recorded with more memory", marks=pytest.mark.nightly),
+    ],
+)
 def test_an_interrupted_step_can_be_taken_again(kinds: str, at: int) -> None:
     own = mx.fast.scaled_dot_product_attention
     results = expected(kinds, at + 6)

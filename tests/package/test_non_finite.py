@@ -35,6 +35,9 @@ FORMS = {
 }
 INPUTS = [(form, name) for form, each in FORMS.items() for name in each.inputs]
 attend: Any = mlx_cuda.attention  # overloads do not let options through
+delta_or_plain = pytest.mark.parametrize(
+    "delta", [pytest.param(True, id="delta rule"), pytest.param(False, id="plain", marks=pytest.mark.nightly)]
+)
 derivatives = pytest.mark.parametrize("derivative", [False, True], ids=["result", "gradient"])
 
 
@@ -77,7 +80,7 @@ def test_what_attention_is_differentiated_as(request: pytest.FixtureRequest, how
 
 @derivatives
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "state"])
-@pytest.mark.parametrize("delta", [True, False], ids=["delta rule", "plain"])
+@delta_or_plain
 def test_linear_attention_by_chunks(name: str, *, delta: bool, derivative: bool) -> None:
     """The number may reach other tokens of its chunk, and no others."""
 
@@ -90,7 +93,7 @@ def test_linear_attention_by_chunks(name: str, *, delta: bool, derivative: bool)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "state"])
-@pytest.mark.parametrize("delta", [True, False], ids=["delta rule", "plain"])
+@delta_or_plain
 def test_formulas_of_the_gradients_of_linear_attention(name: str, *, delta: bool) -> None:
     """What the kernels compute, by MLX's operations."""
 

@@ -21,7 +21,7 @@ from tests.gpu.transforms import (
     every_example,
 )  # fmt: skip
 
-from .engines import Engines, both_ways, traced_by_mlx
+from .engines import Engines, both_ways, natively_by_day, traced_by_mlx
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -44,7 +44,7 @@ def test_the_examples_are_computed_by_kernels(engines: Engines, example: Example
     assert bool(engines.calls) != left_to_mlx(example)
 
 
-@both_ways
+@natively_by_day
 @every_example
 @pytest.mark.parametrize(
     "transform", [pytest.param(each, marks=traced_by_mlx if each.startswith("shapeless") else ()) for each in SHAPELESS]

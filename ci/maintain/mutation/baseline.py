@@ -17,7 +17,7 @@ from ... import process
 from .mutants import Mutant
 
 BUDGET = 90.0  # seconds of tests for one mutant: quicker ones first
-PYTEST = (sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider")
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-m", "not slow", "--nightly", "-p", "no:cacheprovider")
 
 
 @dataclass(frozen=True)
