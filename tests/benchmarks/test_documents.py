@@ -73,6 +73,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (  # documents, which block of theirs is
     ("guides/batch-invariance.md", "invariance", "invariance", "invariance/nvidia-h100-cu13.jsonl"),
     ("results/models.md", "decoding_H100", "decoding", "real/nvidia-h100-cu13-decoding.jsonl"),
     ("guides/linear-attention.md", "linear_attention", "table", "linear-attention/nvidia-h100-cu13.jsonl"),
+    ("internals/kernels.md", "linear_attention", "table", "linear-attention/fla/nvidia-h100-cu13.jsonl"),
     ("guides/linear-attention.md", "decoding_H100", "decoding", "linear-attention/models/nvidia-h100-cu13.jsonl"),
     ("guides/quantized-cache.md", "quantized_cache", "table", "quantized-cache/nvidia-h200-cu13.jsonl"),
     ("guides/quantized-cache.md", "decoding_H200", "decoding", "quantized-cache/models/nvidia-h200-cu13.jsonl"),

@@ -43,7 +43,7 @@ struct PersistentGemv {
   }
 };
 
-// What the router has chosen, in shared memory.
+// The router's choice, in shared memory.
 struct PersistentRoute {
   unsigned experts[RouterParams::kMostChosen];
   float scores[RouterParams::kMostChosen];

@@ -79,7 +79,7 @@ struct Calls {
     const auto chosen = std::find_if(gemvs.begin(), gemvs.end(), [](const GemvCall& call) { return call.parts[0].chosen; });
     return router && chosen != gemvs.end() ? static_cast<int>(chosen - gemvs.begin()) : -1;
   }
-  // Whether the kernel of experts is needed, or the one that is faster without them.
+  // Whether the kernel with a router is needed, or the one that is faster without it.
   bool with_experts() const {
     return router || std::any_of(gemvs.begin(), gemvs.end(), [](const GemvCall& call) { return call.parts[0].form->bits != 4; });
   }
@@ -156,7 +156,7 @@ std::size_t aligned(std::size_t bytes) {
   return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
-// The instruction of a call but for what others hand over.
+// The instruction of a call, without what others hand over.
 PersistentGemv instruction_of(GemvCall& call, KernelNode& node) {
   PersistentGemv g{};
   const OneGemv& first = call.parts[0];

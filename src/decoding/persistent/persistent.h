@@ -9,7 +9,7 @@
 
 namespace mlx_cuda {
 
-// What a plan's items compute.
+// The computations of a plan's items.
 struct PersistentCalls {
   std::unordered_map<const Item*, GemvCall> gemvs;
   std::unordered_map<const Item*, RouterCall> routers;

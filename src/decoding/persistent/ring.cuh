@@ -83,7 +83,7 @@ struct Slot {
   }
 };
 
-// `Experts`: whether some instructions have the weights of experts that a router chooses.
+// `Experts`: whether a router chooses the weights of some instructions.
 template <bool Experts>
 class Ring {
   using Params = PersistentParams;

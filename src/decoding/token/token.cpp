@@ -20,14 +20,14 @@ namespace {
 // Rows of the cache for each cluster on the average: where there are more, decode_direct.cu has more blocks for them.
 constexpr int kMostKeys = 1024;
 
-// What the kernel reads of these besides the rows of the projections.
-std::vector<MaybeArray> read_early(const HeadsCall& call, const AttentionArrays& in) {
+// The arrays that the kernel reads besides the rows of the projections.
+std::vector<MaybeArray> settled_inputs(const HeadsCall& call, const AttentionArrays& in) {
   return {call.where, call.rotation.offset, call.caches[0], call.caches[1], in.starts, in.ends};
 }
 
 // Whether all of that is there before the graph begins.
 bool is_settled(const Plan& plan, const HeadsCall& call, const AttentionArrays& in) {
-  const auto arrays = read_early(call, in);
+  const auto arrays = settled_inputs(call, in);
   return std::all_of(arrays.begin(), arrays.end(), [&](const MaybeArray& array) {
     const Item* giver = array ? plan.giver(source_of(plan, *array)) : nullptr;
     return !giver || giver->name == kStepInput;
@@ -37,14 +37,14 @@ bool is_settled(const Plan& plan, const HeadsCall& call, const AttentionArrays& 
 void launch(
     HeadsCall call, AttentionArrays in, const AttentionOptions& options, bool settled, mx::array out, const mx::Stream& stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
-  const auto before = read_early(call, in);
+  const auto before = settled_inputs(call, in);
   make_contiguous(call, stream);
   for (auto* array : {&in.starts, &in.ends, &in.sinks}) {
     if (*array) {
       *array = with_adjacent_elements(**array, encoder, stream);
     }
   }
-  const auto after = read_early(call, in);  // copies are made by kernels of the graph
+  const auto after = settled_inputs(call, in);  // copies are made by kernels of the graph
   settled = settled && std::equal(before.begin(), before.end(), after.begin(), [](const MaybeArray& one, const MaybeArray& other) {
               return !one || one->id() == other->id();
             });
