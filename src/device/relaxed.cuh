@@ -12,6 +12,11 @@ __device__ inline unsigned load_relaxed(const void* from) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
   return value;
 }
+__device__ inline unsigned short load2_relaxed(const void* from) {
+  unsigned short value;
+  asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(value) : "l"(from) : "memory");
+  return value;
+}
 __device__ inline uint4 load16_relaxed(const void* from) {
   uint4 v;
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -22,6 +27,9 @@ __device__ inline uint4 load16_relaxed(const void* from) {
 }
 __device__ inline void store_relaxed(void* to, unsigned value) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+__device__ inline void store16_relaxed(void* to, const float4& v) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 __device__ inline void add_relaxed(int* to, int value) {
   asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");

@@ -27,26 +27,31 @@ struct Result {
   }
 };
 
-// Writes four columns of a finished row.
+// Four columns of a head's result, once all keys are in it; a sink is added to its maximum and sum.
 template <typename T>
-__device__ inline void finish(const DecodeParams& p, int batch, const Row& row, int column, Result result) {
+__device__ inline uint2 finished(const DecodeParams& p, int head, Result& result) {
   auto& [peak, sum, value] = result;
   float weight = 1;
   if (p.sinks) {
-    const float sink = kLog2e * to_float(static_cast<const T*>(p.sinks)[row.head]);
+    const float sink = kLog2e * to_float(static_cast<const T*>(p.sinks)[head]);
     const float higher = nan_max(peak, sink);
     weight = shrinking(peak, higher);
     sum = sum * weight + shrinking(sink, higher);
     peak = higher;
   }
   const float factor = sum == 0 ? 0.0f : weight / sum;  // NaN stays
+  return make_uint2(pack(value.x * factor, value.y * factor, T{}), pack(value.z * factor, value.w * factor, T{}));
+}
+
+// Writes them.
+template <typename T>
+__device__ inline void finish(const DecodeParams& p, int batch, const Row& row, int column, Result result) {
   T* to =
       static_cast<T*>(p.out) + batch * p.out_strides.batch + row.head * p.out_strides.head + row.query * p.out_strides.row + column;
-  *reinterpret_cast<uint2*>(to) =
-      make_uint2(pack(value.x * factor, value.y * factor, T{}), pack(value.z * factor, value.w * factor, T{}));
+  *reinterpret_cast<uint2*>(to) = finished<T>(p, row.head, result);
   if (p.lse && column == 0) {
     const long long at = (static_cast<long long>(batch) * p.kv_heads * p.group + row.head) * p.q_length + row.query;
-    p.lse[at] = sum == 0 ? -kInfinity : kLn2 * (peak + log2f(sum));
+    p.lse[at] = result.sum == 0 ? -kInfinity : kLn2 * (result.peak + log2f(result.sum));
   }
 }
 

@@ -87,8 +87,11 @@ class Fusion {
     }
     for (const Item* append : appends) {
       if (const auto call = heads_call(plan_, *append)) {
-        auto whole = token_item(plan_, *call);
-        plan_.replace(whole ? std::move(*whole) : heads_item(*call));
+        const auto token = token_call(plan_, *call);
+        plan_.replace(token ? token_item(*token) : heads_item(*call));
+        if (token) {
+          calls_.tokens.emplace(plan_.giver(token->out), *token);
+        }
       }
     }
     fuse_runs(plan_, calls_, stream_);

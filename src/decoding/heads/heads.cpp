@@ -76,7 +76,7 @@ const Item* attention_of(const Plan& plan, const mx::array& keys) {
 }  // namespace
 
 Arrays HeadsCall::inputs() const {
-  Arrays inputs{queries.rows, keys.rows, values, rotation.offset};
+  Arrays inputs{queries.rows, keys.rows, values, rotation.offset, where};
   inputs.insert(inputs.end(), caches.begin(), caches.end());
   return inputs;
 }
@@ -119,11 +119,16 @@ void make_contiguous(HeadsCall& call, const mx::Stream& stream) {
   }
 }
 
+void read_rows(HeadsParams& params, const HeadsCall& call, KernelNode& node) {
+  params.rows[0] = node.reads(call.queries.rows);
+  params.rows[1] = node.reads(call.keys.rows);
+  params.rows[2] = node.reads(call.values);
+}
+
 HeadsParams heads_params(HeadsCall& call, KernelNode& node) {
   HeadsParams params{};
   const Heads* heads[2] = {&call.queries, &call.keys};
   for (int i = 0; i < 2; ++i) {
-    params.rows[i] = node.reads(heads[i]->rows);
     params.norms[i] = node.reads(heads[i]->norm);
     params.eps[i] = heads[i]->eps;
     params.heads[i] = heads[i]->count;
@@ -133,7 +138,6 @@ HeadsParams heads_params(HeadsCall& call, KernelNode& node) {
       params.caches[i] = node.writes(call.appended[i]);
     }
   }
-  params.rows[2] = node.reads(call.values);
   params.where = node.reads<int>(call.where);
   params.offset = node.reads<int>(call.rotation.offset);
   params.offset_distance = call.rotation.offset.size() > 1 ? static_cast<int>(call.rotation.offset.strides(0)) : 0;
@@ -156,6 +160,7 @@ Item heads_item(const HeadsCall& call) {
             allocate(call.queries.out, stream);
             KernelNode node(mx::cu::get_command_encoder(stream));
             HeadsParams params = heads_params(call, node);
+            read_rows(params, call, node);
             params.queries = node.writes(call.queries.out);
             static KernelModule kernels("heads");
             const std::string dtype = type_name(call.queries.out.dtype());

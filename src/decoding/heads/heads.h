@@ -51,8 +51,10 @@ std::optional<HeadsCall> heads_call(const Plan& plan, const Item& append);
 // Such a call in one kernel.
 Item heads_item(const HeadsCall& call);
 
-// The parameters of a call whose rows are contiguous, except `queries`. Allocates the appended caches if they are not quantized.
+// The parameters of a call, except `rows` and `queries`. Allocates the appended caches if they are not quantized.
 HeadsParams heads_params(HeadsCall& call, KernelNode& node);
+// The rows of a call where they are contiguous.
+void read_rows(HeadsParams& params, const HeadsCall& call, KernelNode& node);
 void make_contiguous(HeadsCall& call, const mx::Stream& stream);
 
 }  // namespace mlx_cuda

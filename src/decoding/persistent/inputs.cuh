@@ -50,17 +50,25 @@ class PersistentInputs {
         route_(route),
         x_(memory),
         steps_(reinterpret_cast<float*>(memory + p.most_inner * 2)),
-        squares_(reinterpret_cast<float*>(memory + Params::x_bytes(p.most_inner))),
+        squares_(reinterpret_cast<float*>(memory + p.x_bytes)),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32) {}
 
-  // Lets the router choose, by one warp of each block.
-  __device__ void choose() const {
+  // Until most of what a counter is of is there, by all consumers.
+  __device__ void wait_for(int index) const {
+    if (threadIdx.x == 0) {
+      wait_for_all(index);
+    }
+    sync_some(kAllConsumers, kConsumers);
+  }
+
+  // Lets a router choose, by one warp of each block.
+  __device__ void choose(const PersistentRouter& router) const {
     if (lane_ == 0) {
-      wait_for_all(p_.logits_from);
+      wait_for_all(router.logits_from);
     }
     __syncwarp();
-    with_each(p_.router, [&]<int Each>() { choose_of<Each>(); });
+    with_each(router.params, [&]<int Each>() { choose_of<Each>(router.params); });
     __syncwarp();
     if (lane_ == 0) {
       barrier_arrive(&route_->chosen);
@@ -163,8 +171,7 @@ class PersistentInputs {
 
  private:
   template <int Each>
-  __device__ void choose_of() const {
-    const RouterParams& router = p_.router;
+  __device__ void choose_of(const RouterParams& router) const {
     const Route<T, Each> routing(router);
     unsigned pairs[Each / 2] = {};
     poll([&] {
@@ -200,17 +207,9 @@ class PersistentInputs {
     }
   }
 
-  // Until most of an instruction's result is there. By one thread,
   __device__ void wait_for_all(int index) const {
     const int all = static_cast<int>(gridDim.x) + Params::kUnset;
     poll([&] { return static_cast<int>(load_relaxed(counter(index))) >= all; });
-  }
-  // or by all consumers.
-  __device__ void wait_for(int index) const {
-    if (threadIdx.x == 0) {
-      wait_for_all(index);
-    }
-    sync_some(kAllConsumers, kConsumers);
   }
 
   // By whole warps, which have adjacent pieces of 8 values.

@@ -1,8 +1,9 @@
-// A persistent kernel that computes several GEMVs of a decode step, each of whose x may be the result of one before: what host and
-// device share.
+// A persistent kernel that computes GEMVs of a decode step, each of whose x may be the result of one before, and what is between
+// them: attention and routers. What host and device share.
 #pragma once
 
 #include "decoding/router/params.h"
+#include "decoding/token/params.h"
 #include "matmul/gemv/params.h"
 
 namespace mlx_cuda {
@@ -21,7 +22,9 @@ struct PersistentGemv {
   const void* norm;   // [inner], or null
   const void* added;  // [columns], or null
   void* handoff;      // a second copy of the result for later instructions, or null
-  int x_from;         // the instruction whose handoff x is; -1: x is of an earlier kernel
+  int attention;      // the one that is computed before this instruction, or -1
+  int router;         // the one that chooses before it, or -1
+  int x_from;         // the counter of what gives x; -1: an earlier kernel
   int added_from;     // the same of `added`
   int same_x;         // whether x is that of the instruction before, with the same norm
   float eps;
@@ -50,6 +53,23 @@ struct PersistentRoute {
   unsigned long long chosen;  // a barrier: once they are there
 };
 
+// Attention of a token: a block has a part of the keys of a unit, and then merges the parts of some columns.
+struct PersistentAttention {
+  TokenParams token;  // whose `rows` and `out` are in handoff memory
+  int rows_from;      // the instruction that gives the rows
+  int parts;
+  float* partial;  // [unit][part][row][kPitch]: sums, a maximum and a sum of weights, handed over as results are
+
+  static constexpr int kWidth = 128;     // the most values of a head
+  static constexpr int kMostParts = 32;  // a lane for each
+  static constexpr int kPitch = kWidth + 4;
+};
+
+struct PersistentRouter {
+  RouterParams params;
+  int logits_from;  // the instruction that gives the logits
+};
+
 // Producer warps stream w through `slots` in shared memory, in the order of the instructions and whatever they wait for. A chunk
 // is what a slot has: up to four quads, for the warps of a team. Teams take turns at the chunks.
 //
@@ -57,7 +77,10 @@ struct PersistentRoute {
 // counter of the instruction, which says that most of it is there, and then each value until it is set. No result is all ones:
 // NaN is stored as another pattern.
 struct PersistentParams {
-  static constexpr int kMost = 8;  // instructions
+  static constexpr int kMost = 20;  // instructions
+  static constexpr int kMostAttentions = 5;
+  static constexpr int kMostRouters = 4;
+  static constexpr int kCounters = kMost + kMostAttentions;
   static constexpr int kTeams = 3;
   static constexpr int kTeamWarps = 4;
   static constexpr int kWarps = kTeams * kTeamWarps;
@@ -72,17 +95,18 @@ struct PersistentParams {
   static constexpr int kCounterBytes = 128;  // apart, so that polling one does not delay others
   static constexpr int kUnset = -1;
 
-  int* arrived;   // blocks that have finished each instruction, counted from kUnset
+  int* arrived;   // [kCounters]: blocks that have finished each instruction, or each attention, counted from kUnset
   void* cleared;  // handoff memory of another kernel of the graph, which this one sets again
   int cleared_bytes;
   int slots;
   int slot_bytes;
   int most_inner;  // of x in shared memory: `padded` and all turns
+  int x_bytes;     // of that memory, which attention uses too
   int count;
-  int router_at;    // the instruction before which experts are chosen; -1: none
-  int logits_from;  // the instruction that gives the router's logits
-  RouterParams router;
+  int attentions;
   PersistentGemv gemv[kMost];
+  PersistentAttention attention[kMostAttentions];
+  PersistentRouter router[kMostRouters];
 
   // x has whole pairs of groups, also of each turn: the rest is 0.
   static constexpr int padded(int inner) {
@@ -103,11 +127,18 @@ struct PersistentParams {
     return rows * (row_bytes(values) + 2 * scale_bytes(values));
   }
   // x as integers of two digits, and a step and a sum of each group.
-  static constexpr int x_bytes(int inner) {
+  static constexpr int x_bytes_of(int inner) {
     return inner * 2 + inner / kGroup * 8;
   }
   static constexpr int shares_bytes() {  // each with two numbers more
     return (kMost * (static_cast<int>(sizeof(PersistentGemv)) + 8) + 127) / 128 * 128;
+  }
+  static constexpr int attentions_bytes() {
+    return (kMostAttentions * static_cast<int>(sizeof(PersistentAttention)) + 127) / 128 * 128;
+  }
+  // What attention to a group of rows uses: the results of all warps besides a block's part.
+  static constexpr int attention_bytes(int rows) {
+    return TokenTraits{PersistentAttention::kWidth}.part_bytes(kWarps) + kWarps * rows * PersistentAttention::kPitch * 4;
   }
   static constexpr int sums_bytes() {
     return 2 * kTeams * kTeamWarps * kQuadRows * 4;
@@ -116,7 +147,7 @@ struct PersistentParams {
     return kWarps * 4;
   }
   constexpr int shared_bytes() const {
-    return slots * (slot_bytes + 16) + shares_bytes() + x_bytes(most_inner) + sums_bytes() + squares_bytes() +
+    return slots * (slot_bytes + 16) + shares_bytes() + attentions_bytes() + x_bytes + sums_bytes() + squares_bytes() +
            static_cast<int>(sizeof(PersistentRoute));
   }
 };

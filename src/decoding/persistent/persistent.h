@@ -1,8 +1,10 @@
-// GEMVs of a decode step with quantized weights, one after another in one persistent kernel.
+// GEMVs of a decode step with quantized weights, one after another in one persistent kernel, with routers and attention between
+// them.
 #pragma once
 
 #include "decoding/graph/plan.h"
 #include "decoding/router/router.h"
+#include "decoding/token/token.h"
 #include "matmul/gemv/gemv.h"
 
 #include <unordered_map>
@@ -13,6 +15,7 @@ namespace mlx_cuda {
 struct PersistentCalls {
   std::unordered_map<const Item*, GemvCall> gemvs;
   std::unordered_map<const Item*, RouterCall> routers;
+  std::unordered_map<const Item*, TokenCall> tokens;
 };
 
 // Replaces each run of such items that the plan computes one after another, if the kernel takes them.

@@ -1,4 +1,5 @@
-// GEMVs of a decode step with quantized weights in one persistent kernel: a block for each multiprocessor. While consumers wait
+// GEMVs of a decode step with quantized weights, and what is between them, in one persistent kernel: a block for each
+// multiprocessor. While consumers wait
 // for a result, or prepare it, the producer goes on loading the weights of what comes next, so that memory is never idle.
 #include "decoding/persistent/rows.cuh"
 #include "device/types.cuh"
@@ -17,6 +18,11 @@ __device__ inline void run(const PersistentParams& p) {
       reinterpret_cast<unsigned*>(&shares[i].gemv)[word] = reinterpret_cast<const unsigned*>(&p.gemv[i])[word];
     }
   }
+  unsigned char* const attentions = persistent_memory + PersistentParams::shares_bytes();
+  for (int i = static_cast<int>(threadIdx.x); i < p.attentions * static_cast<int>(sizeof(PersistentAttention)) / 4;
+       i += PersistentParams::kThreads) {
+    reinterpret_cast<unsigned*>(attentions)[i] = reinterpret_cast<const unsigned*>(p.attention)[i];
+  }
   const auto blocks = static_cast<int>(gridDim.x);
   if (const auto i = static_cast<int>(threadIdx.x); i < p.count) {
     const int each = p.gemv[i].share_quads;
@@ -24,7 +30,7 @@ __device__ inline void run(const PersistentParams& p) {
     shares[i].begin = count * static_cast<int>(blockIdx.x) / blocks * each;
     shares[i].end = count * (static_cast<int>(blockIdx.x) + 1) / blocks * each;
   }
-  unsigned char* const slots = persistent_memory + PersistentParams::shares_bytes();
+  unsigned char* const slots = attentions + PersistentParams::attentions_bytes();
   unsigned char* const x = slots + p.slots * (p.slot_bytes + 16);
   auto* const route = reinterpret_cast<PersistentRoute*>(persistent_memory + p.shared_bytes()) - 1;
   const Ring<Experts> ring(p, shares, route, slots);
@@ -45,7 +51,7 @@ __device__ inline void run(const PersistentParams& p) {
        i += static_cast<int>(gridDim.x) * PersistentParams::kWarps * 32) {
     static_cast<uint4*>(p.cleared)[i] = make_uint4(unset, unset, unset, unset);
   }
-  PersistentRows<T, Experts> rows(p, shares, ring, route, x);
+  PersistentRows<T, Experts> rows(p, shares, reinterpret_cast<const PersistentAttention*>(attentions), ring, route, x);
   for (int i = 0; i < p.count; ++i) {
     rows.run(i);
   }

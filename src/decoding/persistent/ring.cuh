@@ -122,6 +122,7 @@ class Ring {
     Slot landed;  // the oldest that is being loaded
     int loaded = 0;
     int flying = 0;
+    int parity = 0;  // of the router's barrier
     const unsigned long long once = evict_first();
     for (int i = 0; i < p_.count; ++i) {
       const PersistentGemv& g = shares_[i].gemv;
@@ -133,7 +134,8 @@ class Ring {
       const int turns = Experts ? g.turns : 1;
       const bool of_experts = Experts && g.of_experts();
       if (of_experts) {
-        barrier_wait(&route_->chosen, 0);
+        parity = g.router >= 0 ? g.router % 2 : parity;
+        barrier_wait(&route_->chosen, parity);
       }
       Chunks<Experts> chunks(shares_[i]);
       for (Chunk chunk; chunks.next(chunk);) {

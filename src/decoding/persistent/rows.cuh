@@ -5,6 +5,7 @@
 // group of each row and slice, with a scale of its own.
 #pragma once
 
+#include "decoding/persistent/attention.cuh"
 #include "decoding/persistent/inputs.cuh"
 #include "decoding/persistent/ring.cuh"
 #include "matmul/gemv/gate.cuh"
@@ -20,12 +21,19 @@ class PersistentRows {
 
  public:
   __device__ PersistentRows(
-      const Params& p, const Share* shares, const Ring<Experts>& ring, PersistentRoute* route, unsigned char* memory)
+      const Params& p,
+      const Share* shares,
+      const PersistentAttention* attentions,
+      const Ring<Experts>& ring,
+      PersistentRoute* route,
+      unsigned char* memory)
       : p_(p),
         shares_(shares),
+        attentions_(attentions),
+        memory_(memory),
         ring_(ring),
         inputs_(p, route, memory),
-        sums_(reinterpret_cast<float*>(memory + Params::x_bytes(p.most_inner) + Params::squares_bytes())),
+        sums_(reinterpret_cast<float*>(memory + p.x_bytes + Params::squares_bytes())),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32),
         team_(warp_ / Params::kTeamWarps),
@@ -38,12 +46,15 @@ class PersistentRows {
     Chunk chunk;
     bool any = chunks.next(chunk);
     factor_ = 0.0f;
+    if (g.attention >= 0) {
+      AttentionStep<T>(attentions_[g.attention], inputs_, memory_).run(Params::kMost + g.attention);
+    }
     if constexpr (Experts) {
       odd_ = 0;  // of all teams
       const bool few_rows = g.bits == 8;
       const bool summed = g.turns > 1;
-      if (index == p_.router_at && warp_ == 0) {
-        inputs_.choose();
+      if (g.router >= 0 && warp_ == 0) {
+        inputs_.choose(p_.router[g.router]);
       }
       if (few_rows) {
         prefetch_rows(g);
@@ -365,12 +376,14 @@ class PersistentRows {
     const int row = row_of(g, chunk, quad, lane_ / 4);
     *reinterpret_cast<unsigned*>(static_cast<T*>(g.part[chunk.part].out) + row) = pair;
     if (g.handoff) {
-      store_relaxed(static_cast<T*>(g.handoff) + row, pair);
+      store_relaxed(static_cast<T*>(g.handoff) + g.part[chunk.part].first * Params::kQuadRows + row, pair);
     }
   }
 
   const Params& p_;
   const Share* const shares_;
+  const PersistentAttention* const attentions_;
+  unsigned char* const memory_;  // x, or what attention has
   const Ring<Experts>& ring_;
   const Inputs inputs_;
   float* const sums_;  // of warps that share a quad: [odd][team][warp][row]

@@ -11,26 +11,30 @@ namespace mlx_cuda {
 struct TokenParams {
   HeadsParams heads;
   DecodeParams decode;
-  int settled;  // whether all but the rows of the projections is there before the kernels before this one end
+  int rows;        // of a unit, at most: a kv head has
+  int row_blocks;  // so many units
+  int settled;     // whether all but the rows of the projections is there before the kernels before this one end
 };
 
-// A cluster of blocks shares the keys of a kv head, and then the columns of its result.
+// A cluster of blocks shares the keys of a unit, and then the columns of its result.
 struct TokenTraits {
   static constexpr int kParts = 8;  // blocks of a cluster
   static constexpr int kWarps = 8;  // of a block
   static constexpr int kSlices = kParts * kWarps;
   static constexpr int kSliceColumns = 16;
+  static constexpr int kMostRows = 8;
 
   int width;  // head_dim rounded up: 64, 128 or 256
 
+  constexpr int query_pitch() const {  // without bank conflicts
+    return width + 32;
+  }
   constexpr int query_bytes() const {
-    return kTileRows * width * 2;
+    return kMostRows * query_pitch() * 2;
   }
-  constexpr int fresh_bytes() const {  // the token's key and value
-    return 2 * width * 2;
-  }
-  constexpr int value_bytes() const {  // of heads on their way
-    return kWarps * width * 4;
+  // Queries, the token's key and value, and heads on their way.
+  constexpr int part_bytes(int warps) const {
+    return query_bytes() + 2 * width * 2 + warps * width * 4;
   }
   // The stride between the sums of adjacent slices, without bank conflicts.
   static constexpr int sums_pitch(int rows) {
@@ -40,7 +44,7 @@ struct TokenTraits {
     return (width / kSliceColumns + kParts - 1) / kParts;
   }
   constexpr int shared_bytes(int rows) const {
-    return query_bytes() + fresh_bytes() + value_bytes() + column_slices() * kSlices * sums_pitch(rows) * 4 + kSlices * rows * 8;
+    return part_bytes(kWarps) + column_slices() * kSlices * sums_pitch(rows) * 4 + kSlices * rows * 8;
   }
 };
 

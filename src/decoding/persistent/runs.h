@@ -1,0 +1,59 @@
+// The runs of a plan that a persistent kernel computes.
+#pragma once
+
+#include "decoding/persistent/persistent.h"
+
+#include <optional>
+#include <vector>
+
+namespace mlx_cuda {
+
+// A GEMV, and what is computed before it.
+struct Step {
+  GemvCall gemv;
+  std::optional<RouterCall> router{};
+  std::optional<TokenCall> token{};
+
+  // What gives these arrays.
+  Arrays inputs() const;
+  Arrays outputs() const;
+  std::string name() const;
+};
+
+using Run = std::vector<Step>;
+
+// Which result of which step.
+struct Giver {
+  int step;
+  int output;
+};
+
+// Which of the first steps gives an array; none where none does.
+std::optional<Giver> giver(const Run& run, const mx::array& of, std::size_t before);
+
+// Whether a later step reads a result of one.
+bool is_read(const Run& run, std::size_t step);
+
+// Whether a step has the x of the one before, normalized alike.
+bool same_x(const Run& run, std::size_t step);
+
+// Whether the kernel with a router is needed, or the one that is faster without it.
+bool with_experts(const Run& run);
+
+// How an instruction's weights are divided among slots and warps.
+struct Division {
+  int split_shift;
+  int slot_values;
+
+  int quads() const;  // of a slot
+  int slot_bytes() const;
+};
+Division divide(const OneGemv& gemv);
+
+// How many parts the keys of a token are divided in.
+int parts_of(const TokenCall& token);
+
+// The runs of at least two steps that follow one another.
+std::vector<Run> runs_of(const Plan& plan, const PersistentCalls& calls);
+
+}  // namespace mlx_cuda
