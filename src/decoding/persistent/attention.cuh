@@ -11,13 +11,11 @@ class AttentionStep {
   using Params = PersistentParams;
   using Traits = PersistentAttention;
   static constexpr int kWarps = Params::kWarps;
-  static constexpr int kConsumers = PersistentInputs<T>::kConsumers;
-  static constexpr int kAllConsumers = PersistentInputs<T>::kAllConsumers;
 
  public:
   // `memory`: Params::attention_bytes of shared memory.
-  __device__ AttentionStep(const PersistentAttention& a, const PersistentInputs<T>& inputs, unsigned char* memory)
-      : a_(a), p_(a.token.decode), inputs_(inputs), memory_(memory), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
+  __device__ AttentionStep(const PersistentAttention& a, unsigned char* memory, int* arrived)
+      : a_(a), p_(a.token.decode), memory_(memory), arrived_(arrived), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {}
 
   // By all consumers. `counter`: of its result.
   __device__ void run(int counter) const {
@@ -26,17 +24,14 @@ class AttentionStep {
       attend(block);
     }
     merge();
-    sync_some(kAllConsumers, kConsumers);
-    if (threadIdx.x == 0) {
-      add_relaxed(inputs_.counter(counter), 1);
-    }
+    arrive(arrived_, counter);
   }
 
  private:
   __device__ void attend(int block) const {
     TokenPart<T, Traits::kWidth, kWarps, false> part(a_.token, memory_, block % a_.parts, a_.parts, block / a_.parts, 0);
     part.begin();
-    part.make_heads([&] { inputs_.wait_for(a_.rows_from); }, [&](auto& head, int kind, int row) { read(head, kind, row); });
+    part.make_heads([&] { wait_for(arrived_, a_.rows_from); }, [&](auto& head, int kind, int row) { read(head, kind, row); });
     sync_some(kAllConsumers, kConsumers);
     part.attend();
     const int of_warp = a_.token.rows * Traits::kPitch;  // of all rows
@@ -141,10 +136,16 @@ class AttentionStep {
 
   const PersistentAttention& a_;
   const DecodeParams& p_;
-  const PersistentInputs<T>& inputs_;
   unsigned char* const memory_;
+  int* const arrived_;
   const int lane_;
   const int warp_;
 };
+
+// A function of its own, so that the GEMVs around it keep their registers.
+template <typename T>
+__device__ __noinline__ void attend(const PersistentAttention& a, unsigned char* memory, int* arrived, int counter) {
+  AttentionStep<T>(a, memory, arrived).run(counter);
+}
 
 }  // namespace mlx_cuda

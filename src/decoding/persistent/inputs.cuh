@@ -37,14 +37,39 @@ __device__ inline bool is_set(const uint4& v) {
   return is_set(v.x) && is_set(v.y) && is_set(v.z) && is_set(v.w);
 }
 
+inline constexpr int kConsumers = PersistentParams::kWarps * 32;
+inline constexpr int kAllConsumers = 1;  // the number of their barrier; those of the teams follow
+
+__device__ inline int* counter_of(int* arrived, int index) {
+  return arrived + index * (PersistentParams::kCounterBytes / 4);
+}
+
+// Until most of what a counter is of is there. By one thread,
+__device__ inline void wait_for_all(int* arrived, int index) {
+  const int all = static_cast<int>(gridDim.x) + PersistentParams::kUnset;
+  poll([&] { return static_cast<int>(load_relaxed(counter_of(arrived, index))) >= all; });
+}
+// or by all consumers.
+__device__ inline void wait_for(int* arrived, int index) {
+  if (threadIdx.x == 0) {
+    wait_for_all(arrived, index);
+  }
+  sync_some(kAllConsumers, kConsumers);
+}
+
+// All consumers have stored their results.
+__device__ inline void arrive(int* arrived, int index) {
+  sync_some(kAllConsumers, kConsumers);
+  if (threadIdx.x == 0) {
+    add_relaxed(counter_of(arrived, index), 1);
+  }
+}
+
 template <typename T>
 class PersistentInputs {
   using Params = PersistentParams;
 
  public:
-  static constexpr int kConsumers = Params::kWarps * 32;
-  static constexpr int kAllConsumers = 1;  // the number of their barrier; those of the teams follow
-
   __device__ PersistentInputs(const Params& p, PersistentRoute* route, unsigned char* memory)
       : p_(p),
         route_(route),
@@ -54,18 +79,10 @@ class PersistentInputs {
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32) {}
 
-  // Until most of what a counter is of is there, by all consumers.
-  __device__ void wait_for(int index) const {
-    if (threadIdx.x == 0) {
-      wait_for_all(index);
-    }
-    sync_some(kAllConsumers, kConsumers);
-  }
-
   // Lets a router choose, by one warp of each block.
   __device__ void choose(const PersistentRouter& router) const {
     if (lane_ == 0) {
-      wait_for_all(router.logits_from);
+      wait_for_all(p_.arrived, router.logits_from);
     }
     __syncwarp();
     with_each(router.params, [&]<int Each>() { choose_of<Each>(router.params); });
@@ -103,7 +120,7 @@ class PersistentInputs {
     uint4 weights[at_once];
     load_some(weights, threadIdx.x, load_norm);
     if (g.x_from >= 0) {
-      wait_for(g.x_from);
+      wait_for(p_.arrived, g.x_from);
     }
     float squares = 0.0f;
 #pragma unroll 1
@@ -160,10 +177,6 @@ class PersistentInputs {
     return steps_ + p_.most_inner / Params::kGroup;
   }
 
-  __device__ int* counter(int index) const {
-    return p_.arrived + index * (Params::kCounterBytes / 4);
-  }
-
   // Slices 2 and 3 have the second of their pairs of groups first, as `multiply` reads w without bank conflicts.
   static __device__ int place_of(int group) {
     return group ^ (group >> 2 & 1);
@@ -205,11 +218,6 @@ class PersistentInputs {
         static_cast<T*>(router.scores)[lane_] = rounded;
       }
     }
-  }
-
-  __device__ void wait_for_all(int index) const {
-    const int all = static_cast<int>(gridDim.x) + Params::kUnset;
-    poll([&] { return static_cast<int>(load_relaxed(counter(index))) >= all; });
   }
 
   // By whole warps, which have adjacent pieces of 8 values.

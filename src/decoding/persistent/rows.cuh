@@ -16,8 +16,6 @@ template <typename T, bool Experts>
 class PersistentRows {
   using Params = PersistentParams;
   using Inputs = PersistentInputs<T>;
-  static constexpr int kConsumers = Inputs::kConsumers;
-  static constexpr int kAllConsumers = Inputs::kAllConsumers;
 
  public:
   __device__ PersistentRows(
@@ -42,13 +40,13 @@ class PersistentRows {
   // By all consumers, instruction after instruction.
   __device__ void run(int index) {
     const PersistentGemv& g = shares_[index].gemv;
+    if (g.attention >= 0) {
+      attend<T>(attentions_[g.attention], memory_, p_.arrived, Params::kMost + g.attention);
+    }
     Chunks<Experts> chunks(shares_[index]);
     Chunk chunk;
     bool any = chunks.next(chunk);
     factor_ = 0.0f;
-    if (g.attention >= 0) {
-      AttentionStep<T>(attentions_[g.attention], inputs_, memory_).run(Params::kMost + g.attention);
-    }
     if constexpr (Experts) {
       odd_ = 0;  // of all teams
       const bool few_rows = g.bits == 8;
@@ -84,10 +82,7 @@ class PersistentRows {
       }
       take_turns();
     }
-    sync_some(kAllConsumers, kConsumers);  // x is no longer read, and all results of this block are stored
-    if (g.handoff && threadIdx.x == 0) {
-      add_relaxed(inputs_.counter(index), 1);
-    }
+    arrive(p_.arrived, index);  // and x is no longer read
   }
 
  private:

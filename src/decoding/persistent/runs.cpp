@@ -261,7 +261,7 @@ std::vector<Run> runs_of(const Plan& plan, const PersistentCalls& calls) {
       runs.add(router->second, &Growing::router);
     } else if (const auto token = calls.tokens.find(item); token != calls.tokens.end()) {
       runs.add(token->second, &Growing::token);
-    } else if (!is_view(*item)) {
+    } else if (!is_view(*item) && item->name != kStepInput) {
       runs.end();
     }
   }
