@@ -42,7 +42,7 @@ __device__ inline void direct(const DecodeParams& p) {
   constexpr int kTileKeys = DirectTraits::kTileKeys;
   launch_dependents();
   const int begin = static_cast<int>(blockIdx.x) * p.split_k.keys;
-  ask_ahead<T>(p, blockIdx.z, blockIdx.y, begin, min(end_ahead(p, blockIdx.z), begin + p.split_k.keys), static_cast<int>(blockDim.x));
+  ask_ahead<T>(p, blockIdx.z, blockIdx.y, begin, min(end_ahead(p, blockIdx.z), begin + p.split_k.keys), threadIdx.x, blockDim.x);
   wait_for_grids();
   const int lane = threadIdx.x % 32;
   const int slice = threadIdx.x / 32;

@@ -92,7 +92,7 @@ __device__ inline int end_ahead(const DecodeParams& p, int batch) {
 // Has the L2 cache read keys [begin, end) and their values meanwhile. It is a hint: what those kernels change of these, or of the
 // lengths, is read again after them.
 template <typename T>
-__device__ inline void ask_ahead(const DecodeParams& p, int batch, int kv_head, int begin, int end, int threads) {
+__device__ inline void ask_ahead(const DecodeParams& p, int batch, int kv_head, int begin, int end, int thread, int threads) {
   if (p.starts || p.window_left >= 0 || p.mask) {
     return;  // not all of them are read
   }
@@ -100,7 +100,7 @@ __device__ inline void ask_ahead(const DecodeParams& p, int batch, int kv_head, 
   const T* heads[2] = {
       static_cast<const T*>(p.k) + batch * p.k_strides.batch + kv_head * p.k_strides.head,
       static_cast<const T*>(p.v) + batch * p.v_strides.batch + kv_head * p.v_strides.head};
-  for (int index = threadIdx.x; index < (end - begin) * lines; index += threads) {
+  for (int index = thread; index < (end - begin) * lines; index += threads) {
     const int row = begin + index / lines;
     const int at = index % lines * (128 / static_cast<int>(sizeof(T)));
     prefetch(heads[0] + row * p.k_strides.row + at);

@@ -49,18 +49,18 @@ __device__ inline void wait_for_all(int* arrived, int index) {
   const int all = static_cast<int>(gridDim.x) + PersistentParams::kUnset;
   poll([&] { return static_cast<int>(load_relaxed(counter_of(arrived, index))) >= all; });
 }
-// or by all consumers.
-__device__ inline void wait_for(int* arrived, int index) {
-  if (threadIdx.x == 0) {
+// or by all threads of a barrier, of which one is the first.
+__device__ inline void wait_for(int* arrived, int index, int barrier, int threads, bool first) {
+  if (first) {
     wait_for_all(arrived, index);
   }
-  sync_some(kAllConsumers, kConsumers);
+  sync_some(barrier, threads);
 }
 
-// All consumers have stored their results.
-__device__ inline void arrive(int* arrived, int index) {
-  sync_some(kAllConsumers, kConsumers);
-  if (threadIdx.x == 0) {
+// They have stored their results.
+__device__ inline void arrive(int* arrived, int index, int barrier, int threads, bool first) {
+  sync_some(barrier, threads);
+  if (first) {
     add_relaxed(counter_of(arrived, index), 1);
   }
 }
@@ -75,7 +75,7 @@ class PersistentInputs {
         route_(route),
         x_(memory),
         steps_(reinterpret_cast<float*>(memory + p.most_inner * 2)),
-        squares_(reinterpret_cast<float*>(memory + p.x_bytes)),
+        squares_(reinterpret_cast<float*>(memory + Params::x_bytes(p.most_inner))),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32) {}
 
@@ -120,7 +120,7 @@ class PersistentInputs {
     uint4 weights[at_once];
     load_some(weights, threadIdx.x, load_norm);
     if (g.x_from >= 0) {
-      wait_for(p_.arrived, g.x_from);
+      wait_for(p_.arrived, g.x_from, kAllConsumers, kConsumers, threadIdx.x == 0);
     }
     float squares = 0.0f;
 #pragma unroll 1

@@ -22,7 +22,6 @@ struct PersistentGemv {
   const void* norm;   // [inner], or null
   const void* added;  // [columns], or null
   void* handoff;      // a second copy of the result for later instructions, or null
-  int attention;      // the one that is computed before this instruction, or -1
   int router;         // the one that chooses before it, or -1
   int x_from;         // the counter of what gives x; -1: an earlier kernel
   int added_from;     // the same of `added`
@@ -84,8 +83,11 @@ struct PersistentParams {
   static constexpr int kTeams = 3;
   static constexpr int kTeamWarps = 4;
   static constexpr int kWarps = kTeams * kTeamWarps;
-  static constexpr int kMatrices = 3;  // w, its scales and its biases: each has a producer warp
-  static constexpr int kThreads = (kWarps + kMatrices) * 32;
+  static constexpr int kAttentionWarps = 4;
+  static constexpr int kMatrices = 3;                                   // w, its scales and its biases: each has a producer warp
+  static constexpr int kThreads = (kWarps + kAttentionWarps + 4) * 32;  // whole warpgroups, which exchange registers
+  static constexpr int kAttentionRegisters = 176;
+  static constexpr int kProducerRegisters = 48;
   static constexpr int kGroup = 64;
   static constexpr int kPairValues = 512;  // eight groups: two for each of the four slices of an MMA
   static constexpr int kQuadRows = 4;
@@ -101,9 +103,9 @@ struct PersistentParams {
   int slots;
   int slot_bytes;
   int most_inner;  // of x in shared memory: `padded` and all turns
-  int x_bytes;     // of that memory, which attention uses too
   int count;
   int attentions;
+  int attention_rows;  // of a unit, at most
   PersistentGemv gemv[kMost];
   PersistentAttention attention[kMostAttentions];
   PersistentRouter router[kMostRouters];
@@ -127,7 +129,7 @@ struct PersistentParams {
     return rows * (row_bytes(values) + 2 * scale_bytes(values));
   }
   // x as integers of two digits, and a step and a sum of each group.
-  static constexpr int x_bytes_of(int inner) {
+  static constexpr int x_bytes(int inner) {
     return inner * 2 + inner / kGroup * 8;
   }
   static constexpr int shares_bytes() {  // each with two numbers more
@@ -136,9 +138,11 @@ struct PersistentParams {
   static constexpr int attentions_bytes() {
     return (kMostAttentions * static_cast<int>(sizeof(PersistentAttention)) + 127) / 128 * 128;
   }
-  // What attention to a group of rows uses: the results of all warps besides a block's part.
+  // What attention to so many rows uses: the results of its warps besides a block's part.
   static constexpr int attention_bytes(int rows) {
-    return TokenTraits{PersistentAttention::kWidth}.part_bytes(kWarps) + kWarps * rows * PersistentAttention::kPitch * 4;
+    return rows == 0 ? 0
+                     : TokenTraits{PersistentAttention::kWidth}.part_bytes(kAttentionWarps) +
+                           kAttentionWarps * rows * PersistentAttention::kPitch * 4;
   }
   static constexpr int sums_bytes() {
     return 2 * kTeams * kTeamWarps * kQuadRows * 4;
@@ -147,8 +151,8 @@ struct PersistentParams {
     return kWarps * 4;
   }
   constexpr int shared_bytes() const {
-    return slots * (slot_bytes + 16) + shares_bytes() + attentions_bytes() + x_bytes + sums_bytes() + squares_bytes() +
-           static_cast<int>(sizeof(PersistentRoute));
+    return slots * (slot_bytes + 16) + shares_bytes() + attentions_bytes() + x_bytes(most_inner) + attention_bytes(attention_rows) +
+           sums_bytes() + squares_bytes() + static_cast<int>(sizeof(PersistentRoute));
   }
 };
 

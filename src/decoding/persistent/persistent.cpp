@@ -85,9 +85,8 @@ void divide_memory(Params& params, const Run& run) {
     params.most_inner = std::max(params.most_inner, g.turns * Params::padded(g.inner));
     params.slot_bytes = std::max(params.slot_bytes, g.quads > 0 ? divide(run[i].gemv.parts[0]).slot_bytes() : 0);
   }
-  params.x_bytes = Params::x_bytes_of(params.most_inner);
   for (int i = 0; i < params.attentions; ++i) {
-    params.x_bytes = std::max(params.x_bytes, Params::attention_bytes(params.attention[i].token.rows));
+    params.attention_rows = std::max(params.attention_rows, params.attention[i].token.rows);
   }
   params.slots = 1;
   const int fixed = params.shared_bytes() - (params.slot_bytes + 16);
@@ -133,16 +132,15 @@ class Filling {
     for (std::size_t i = 0; i < run_.size(); ++i) {
       Step& step = run_[i];
       PersistentGemv g = instruction_of(step.gemv, node_);
-      g.attention = g.router = g.x_from = g.added_from = -1;
+      g.router = g.x_from = g.added_from = -1;
       g.same_x = with_experts(run_) && same_x(run_, i);
       if (const auto x = giver(run_, step.gemv.x, i)) {
         g.x_from = x->step;
         g.x = params_.gemv[x->step].handoff;
       }
       if (step.token) {
-        g.attention = params_.attentions++;
-        g.x_from = Params::kMost + g.attention;
-        g.x = fill(*step.token, params_.attention[g.attention], i);
+        g.x_from = Params::kMost + params_.attentions;
+        g.x = fill(*step.token, params_.attention[params_.attentions++], i);
       }
       if (g.x_from < 0) {
         g.x = node_.reads(step.gemv.x);

@@ -1,6 +1,7 @@
 // GEMVs of a decode step with quantized weights, and what is between them, in one persistent kernel: a block for each
 // multiprocessor. While consumers wait
 // for a result, or prepare it, the producer goes on loading the weights of what comes next, so that memory is never idle.
+#include "decoding/persistent/attention.cuh"
 #include "decoding/persistent/rows.cuh"
 #include "device/types.cuh"
 
@@ -39,19 +40,34 @@ __device__ inline void run(const PersistentParams& p) {
   }
   __syncthreads();
   launch_dependents();
-  if (threadIdx.x / 32 >= PersistentParams::kWarps) {
-    if (threadIdx.x % 32 == 0) {
-      ring.produce(static_cast<int>(threadIdx.x) / 32 - PersistentParams::kWarps);
+  using Params = PersistentParams;
+  const auto warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp >= Params::kWarps + Params::kAttentionWarps) {
+    give_registers<Params::kProducerRegisters>();
+    const int matrix = warp - Params::kWarps - Params::kAttentionWarps;
+    if (threadIdx.x % 32 == 0 && matrix < Params::kMatrices) {
+      ring.produce(matrix);
+    }
+    return;
+  }
+  if (warp >= Params::kWarps) {
+    take_registers<Params::kAttentionRegisters>();
+    wait_for_grids();
+    unsigned char* const memory = x + Params::x_bytes(p.most_inner) + Params::squares_bytes() + Params::sums_bytes();
+    const int thread = static_cast<int>(threadIdx.x) - Params::kWarps * 32;
+    for (int i = 0; i < p.attentions; ++i) {
+      const auto& attention = reinterpret_cast<const PersistentAttention*>(attentions)[i];
+      AttentionStep<T>(attention, thread, memory, p.arrived, Params::kMost + i).run();
     }
     return;
   }
   wait_for_grids();
-  constexpr unsigned unset = static_cast<unsigned>(PersistentParams::kUnset);
-  for (int i = static_cast<int>(blockIdx.x * PersistentParams::kWarps * 32 + threadIdx.x); i < p.cleared_bytes / 16;
-       i += static_cast<int>(gridDim.x) * PersistentParams::kWarps * 32) {
+  constexpr unsigned unset = static_cast<unsigned>(Params::kUnset);
+  for (int i = static_cast<int>(blockIdx.x * Params::kWarps * 32 + threadIdx.x); i < p.cleared_bytes / 16;
+       i += static_cast<int>(gridDim.x) * Params::kWarps * 32) {
     static_cast<uint4*>(p.cleared)[i] = make_uint4(unset, unset, unset, unset);
   }
-  PersistentRows<T, Experts> rows(p, shares, reinterpret_cast<const PersistentAttention*>(attentions), ring, route, x);
+  PersistentRows<T, Experts> rows(p, shares, ring, route, x);
   for (int i = 0; i < p.count; ++i) {
     rows.run(i);
   }

@@ -5,7 +5,6 @@
 // group of each row and slice, with a scale of its own.
 #pragma once
 
-#include "decoding/persistent/attention.cuh"
 #include "decoding/persistent/inputs.cuh"
 #include "decoding/persistent/ring.cuh"
 #include "matmul/gemv/gate.cuh"
@@ -19,19 +18,12 @@ class PersistentRows {
 
  public:
   __device__ PersistentRows(
-      const Params& p,
-      const Share* shares,
-      const PersistentAttention* attentions,
-      const Ring<Experts>& ring,
-      PersistentRoute* route,
-      unsigned char* memory)
+      const Params& p, const Share* shares, const Ring<Experts>& ring, PersistentRoute* route, unsigned char* memory)
       : p_(p),
         shares_(shares),
-        attentions_(attentions),
-        memory_(memory),
         ring_(ring),
         inputs_(p, route, memory),
-        sums_(reinterpret_cast<float*>(memory + p.x_bytes + Params::squares_bytes())),
+        sums_(reinterpret_cast<float*>(memory + Params::x_bytes(p.most_inner) + Params::squares_bytes())),
         lane_(threadIdx.x % 32),
         warp_(threadIdx.x / 32),
         team_(warp_ / Params::kTeamWarps),
@@ -40,9 +32,6 @@ class PersistentRows {
   // By all consumers, instruction after instruction.
   __device__ void run(int index) {
     const PersistentGemv& g = shares_[index].gemv;
-    if (g.attention >= 0) {
-      attend<T>(attentions_[g.attention], memory_, p_.arrived, Params::kMost + g.attention);
-    }
     Chunks<Experts> chunks(shares_[index]);
     Chunk chunk;
     bool any = chunks.next(chunk);
@@ -82,7 +71,7 @@ class PersistentRows {
       }
       take_turns();
     }
-    arrive(p_.arrived, index);  // and x is no longer read
+    arrive(p_.arrived, index, kAllConsumers, kConsumers, threadIdx.x == 0);  // and x is no longer read
   }
 
  private:
@@ -377,8 +366,6 @@ class PersistentRows {
 
   const Params& p_;
   const Share* const shares_;
-  const PersistentAttention* const attentions_;
-  unsigned char* const memory_;  // x, or what attention has
   const Ring<Experts>& ring_;
   const Inputs inputs_;
   float* const sums_;  // of warps that share a quad: [odd][team][warp][row]

@@ -111,12 +111,12 @@ class Runs {
  public:
   explicit Runs(const Plan& plan) : plan_(plan) {}
 
-  void add(const Item* item, GemvCall call) {
+  void add(GemvCall call) {
     call.x = source_of(plan_, call.x);
     if (call.added) {
       call.added = source_of(plan_, *call.added);
     }
-    const bool after_token = last_.token && last_.token->out.id() == call.x.id() && reader_of(plan_, last_.token->out) == item;
+    const bool after_token = last_.token && last_.token->out.id() == call.x.id() && reads_of(plan_, call.x) == 1;
     if (last_.steps.size() == Params::kMost || reads_one_of_several(call, last_.steps) || (last_.token && !after_token) ||
         (!last_.steps.empty() && last_.steps[0].gemv.x.dtype() != call.x.dtype())) {
       end();
@@ -256,7 +256,7 @@ std::vector<Run> runs_of(const Plan& plan, const PersistentCalls& calls) {
   Runs runs(plan);
   for (const Item* item : plan.order()) {
     if (const auto gemv = calls.gemvs.find(item); gemv != calls.gemvs.end()) {
-      runs.add(item, gemv->second);
+      runs.add(gemv->second);
     } else if (const auto router = calls.routers.find(item); router != calls.routers.end()) {
       runs.add(router->second, &Growing::router);
     } else if (const auto token = calls.tokens.find(item); token != calls.tokens.end()) {

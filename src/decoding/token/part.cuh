@@ -29,14 +29,15 @@ class TokenPart {
 
  public:
   // Part `part` of `parts` of the keys of a unit: a kv head, or some of its rows. `memory`: TokenTraits::part_bytes, shared.
-  __device__ TokenPart(const TokenParams& p, void* memory, int part, int parts, int unit, int batch)
+  // `thread`: of those that compute it.
+  __device__ TokenPart(const TokenParams& p, void* memory, int thread, int part, int parts, int unit, int batch)
       : p_(p.decode),
         h_(p.heads),
         queries_(static_cast<T*>(memory)),
         fresh_rows_(queries_ + kTraits.query_bytes() / 2),
         rows_(p.rows),
-        lane_(threadIdx.x % 32),
-        warp_(threadIdx.x / 32),
+        lane_(thread % 32),
+        warp_(thread / 32),
         part_(part),
         parts_(parts),
         kv_head_(unit / p.row_blocks),
@@ -60,14 +61,14 @@ class TokenPart {
     tile_ = first + warp_ * kTileKeys;
     load_keys();
     load_values();
-    ask_ahead<T>(p_, batch_, kv_head_, first + kStep, there_.last, Warps * 32);
+    ask_ahead<T>(p_, batch_, kv_head_, first + kStep, there_.last, warp_ * 32 + lane_, Warps * 32);
   }
 
   // `settle` waits for the projections, with a barrier of the block; `read(head, kind, row)` reads one of their rows. A barrier
   // must follow.
   template <typename Settle, typename Read>
   __device__ void make_heads(const Settle& settle, const Read& read) const {
-    for (int index = threadIdx.x; index < kTraits.query_bytes() / 16; index += Warps * 32) {
+    for (int index = warp_ * 32 + lane_; index < kTraits.query_bytes() / 16; index += Warps * 32) {
       reinterpret_cast<uint4*>(queries_)[index] = make_uint4(0, 0, 0, 0);
     }
     const int queries = min(rows_, p_.group - first_row_);

@@ -26,7 +26,7 @@ class Token {
         first_row_(blockIdx.y / p.row_blocks * p.decode.group + blockIdx.y % p.row_blocks * p.rows),
         row_end_((blockIdx.y / p.row_blocks + 1) * p.decode.group),
         block_(blockIdx.x),
-        part_(p, token_memory, blockIdx.x, Traits::kParts, blockIdx.y, blockIdx.z) {}
+        part_(p, token_memory, threadIdx.x, blockIdx.x, Traits::kParts, blockIdx.y, blockIdx.z) {}
 
   __device__ void run() {
     cluster_arrive();
