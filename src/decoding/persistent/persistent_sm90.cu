@@ -61,6 +61,7 @@ __device__ inline void run(const PersistentParams& p) {
     }
     return;
   }
+  take_registers<Params::kConsumerRegisters>();
   wait_for_grids();
   constexpr unsigned unset = static_cast<unsigned>(Params::kUnset);
   for (int i = static_cast<int>(blockIdx.x * Params::kWarps * 32 + threadIdx.x); i < p.cleared_bytes / 16;
