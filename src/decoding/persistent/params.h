@@ -86,9 +86,11 @@ struct PersistentParams {
   static constexpr int kAttentionWarps = 4;
   static constexpr int kMatrices = 3;                                   // w, its scales and its biases: each has a producer warp
   static constexpr int kThreads = (kWarps + kAttentionWarps + 4) * 32;  // whole warpgroups, which exchange registers
-  static constexpr int kConsumerRegisters = 104;
-  static constexpr int kAttentionRegisters = 160;
+  // Of a thread: a kernel of so many threads begins with 96, and warpgroups exchange them.
+  static constexpr int kConsumerRegisters = 96;
+  static constexpr int kAttentionRegisters = 152;
   static constexpr int kProducerRegisters = 40;
+  static_assert(kTeams * kConsumerRegisters + kAttentionRegisters + kProducerRegisters <= (kTeams + 2) * 96);
   static constexpr int kGroup = 64;
   static constexpr int kPairValues = 512;  // eight groups: two for each of the four slices of an MMA
   static constexpr int kQuadRows = 4;
