@@ -11,14 +11,12 @@ class AttentionStep {
   using Params = PersistentParams;
   using Traits = PersistentAttention;
   static constexpr int kWarps = Params::kAttentionWarps;
-  static constexpr int kThreads = kWarps * 32;
-  static constexpr int kBarrier = kAllConsumers + Params::kTeams + 1;
   static constexpr int kColumnQuads = Traits::kWidth / 4;
 
  public:
-  // `thread`: of its warps. `memory`: Params::attention_bytes of shared memory. `counter`: of its result.
-  __device__ AttentionStep(const PersistentAttention& a, int thread, unsigned char* memory, int* arrived, int counter)
-      : a_(a), p_(a.token.decode), memory_(memory), arrived_(arrived), counter_(counter), thread_(thread) {}
+  // `thread`: of its warps. `memory`: Params::attention_bytes of shared memory.
+  __device__ AttentionStep(const PersistentAttention& a, int thread, unsigned char* memory, int* arrived)
+      : a_(a), p_(a.token.decode), memory_(memory), arrived_(arrived), thread_(thread) {}
 
   __device__ void run() const {
     const auto block = static_cast<int>(blockIdx.x);
@@ -30,17 +28,15 @@ class AttentionStep {
     } else {
       merge<32>();
     }
-    arrive(arrived_, counter_, kBarrier, kThreads, thread_ == 0);
+    arrive_some(kAttended, kConsumers + kAttentionThreads);
   }
 
  private:
   __device__ void attend(int block) const {
     TokenPart<T, Traits::kWidth, kWarps, true> part(a_.token, memory_, thread_, block % a_.parts, a_.parts, block / a_.parts, 0);
     part.begin();
-    part.make_heads(
-        [&] { wait_for(arrived_, a_.rows_from, kBarrier, kThreads, thread_ == 0); },
-        [&](auto& head, int kind, int row) { read(head, kind, row); });
-    sync_some(kBarrier, kThreads);
+    part.make_heads([&] { settle(); }, [&](auto& head, int kind, int row) { read(head, kind, row); });
+    sync_some(kAttention, kAttentionThreads);
     part.attend();
     const int of_warp = a_.token.rows * Traits::kPitch;  // of all rows
     auto* const results = reinterpret_cast<float*>(memory_ + TokenTraits{Traits::kWidth}.part_bytes(kWarps));
@@ -50,9 +46,9 @@ class AttentionStep {
           *reinterpret_cast<float2*>(mine + row * Traits::kPitch + Traits::kWidth) = {peak, sum};
         },
         [&](int row, int column, const float4& v) { *reinterpret_cast<float4*>(mine + row * Traits::kPitch + column) = v; });
-    sync_some(kBarrier, kThreads);
+    sync_some(kAttention, kAttentionThreads);
 #pragma unroll 1
-    for (int task = thread_; task < a_.token.rows * kColumnQuads; task += kThreads) {
+    for (int task = thread_; task < a_.token.rows * kColumnQuads; task += kAttentionThreads) {
       const int at = task / kColumnQuads * Traits::kPitch;
       const int column = task % kColumnQuads * 4;
       const Result result = of_warps(results + at, column, of_warp);
@@ -62,6 +58,14 @@ class AttentionStep {
         store16_relaxed(to + Traits::kWidth, make_float4(result.peak, result.sum, 0.0f, 0.0f));
       }
     }
+  }
+
+  // Until the rows can be read, or begin to be stored: their own counter would come later than they.
+  __device__ void settle() const {
+    if (a_.rows_from > 0 && thread_ == 0) {
+      wait_for_all(arrived_, a_.rows_from - 1);
+    }
+    sync_some(kAttention, kAttentionThreads);
   }
 
   // Four columns of a row, merged in the order of the warps.
@@ -99,7 +103,7 @@ class AttentionStep {
   __device__ void merge() const {
     const int columns = p_.value_dim / 4;
     const int tasks = p_.kv_heads * p_.group * columns;
-    const int step = kThreads / Lanes * static_cast<int>(gridDim.x);
+    const int step = kAttentionThreads / Lanes * static_cast<int>(gridDim.x);
     const int lane = thread_ % Lanes;
     const int own = thread_ / Lanes * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
 #pragma unroll 1
@@ -142,7 +146,6 @@ class AttentionStep {
   const DecodeParams& p_;
   unsigned char* const memory_;
   int* const arrived_;
-  const int counter_;
   const int thread_;
 };
 

@@ -38,7 +38,10 @@ __device__ inline bool is_set(const uint4& v) {
 }
 
 inline constexpr int kConsumers = PersistentParams::kWarps * 32;
-inline constexpr int kAllConsumers = 1;  // the number of their barrier; those of the teams follow
+inline constexpr int kAllConsumers = 1;  // the number of their barrier; those of the teams follow, and
+inline constexpr int kAttention = kAllConsumers + PersistentParams::kTeams + 1;  // that of attention's warps, and
+inline constexpr int kAttended = kAttention + 1;                                 // one where consumers wait for these
+inline constexpr int kAttentionThreads = PersistentParams::kAttentionWarps * 32;
 
 __device__ inline int* counter_of(int* arrived, int index) {
   return arrived + index * (PersistentParams::kCounterBytes / 4);
@@ -49,20 +52,12 @@ __device__ inline void wait_for_all(int* arrived, int index) {
   const int all = static_cast<int>(gridDim.x) + PersistentParams::kUnset;
   poll([&] { return static_cast<int>(load_relaxed(counter_of(arrived, index))) >= all; });
 }
-// or by all threads of a barrier, of which one is the first.
-__device__ inline void wait_for(int* arrived, int index, int barrier, int threads, bool first) {
-  if (first) {
+// or by all consumers.
+__device__ inline void wait_for(int* arrived, int index) {
+  if (threadIdx.x == 0) {
     wait_for_all(arrived, index);
   }
-  sync_some(barrier, threads);
-}
-
-// They have stored their results.
-__device__ inline void arrive(int* arrived, int index, int barrier, int threads, bool first) {
-  sync_some(barrier, threads);
-  if (first) {
-    add_relaxed(counter_of(arrived, index), 1);
-  }
+  sync_some(kAllConsumers, kConsumers);
 }
 
 template <typename T>
@@ -119,8 +114,10 @@ class PersistentInputs {
     };
     uint4 weights[at_once];
     load_some(weights, threadIdx.x, load_norm);
-    if (g.x_from >= 0) {
-      wait_for(p_.arrived, g.x_from, kAllConsumers, kConsumers, threadIdx.x == 0);
+    if (g.x_from == Params::kFromAttention) {
+      sync_some(kAttended, kConsumers + kAttentionThreads);  // what this block gives is there: most is
+    } else if (g.x_from >= 0) {
+      wait_for(p_.arrived, g.x_from);
     }
     float squares = 0.0f;
 #pragma unroll 1
@@ -130,7 +127,7 @@ class PersistentInputs {
       }
       uint4 values[at_once];
       load_some(values, first, load_x);
-      if (g.x_from >= 0) {
+      if (g.x_from != Params::kFromEarlier) {
         const auto all_set = [&] { return is_set(values[0]) && is_set(values[1]) && is_set(values[2]) && is_set(values[3]); };
         poll([&] { return all_set() || (load_some(values, first, load_x), false); });
       }

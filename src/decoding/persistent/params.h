@@ -23,7 +23,7 @@ struct PersistentGemv {
   const void* added;  // [columns], or null
   void* handoff;      // a second copy of the result for later instructions, or null
   int router;         // the one that chooses before it, or -1
-  int x_from;         // the counter of what gives x; -1: an earlier kernel
+  int x_from;         // the instruction whose handoff x is; or kFromEarlier, kFromAttention
   int added_from;     // the same of `added`
   int same_x;         // whether x is that of the instruction before, with the same norm
   float eps;
@@ -79,7 +79,8 @@ struct PersistentParams {
   static constexpr int kMost = 20;  // instructions
   static constexpr int kMostAttentions = 5;
   static constexpr int kMostRouters = 4;
-  static constexpr int kCounters = kMost + kMostAttentions;
+  static constexpr int kFromEarlier = -1;  // kernels
+  static constexpr int kFromAttention = -2;
   static constexpr int kTeams = 3;
   static constexpr int kTeamWarps = 4;
   static constexpr int kWarps = kTeams * kTeamWarps;
@@ -100,7 +101,7 @@ struct PersistentParams {
   static constexpr int kCounterBytes = 128;  // apart, so that polling one does not delay others
   static constexpr int kUnset = -1;
 
-  int* arrived;   // [kCounters]: blocks that have finished each instruction, or each attention, counted from kUnset
+  int* arrived;   // [kMost]: blocks that have finished each instruction, counted from kUnset
   void* cleared;  // handoff memory of another kernel of the graph, which this one sets again
   int cleared_bytes;
   int slots;

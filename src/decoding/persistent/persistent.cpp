@@ -25,7 +25,7 @@ using Params = PersistentParams;
 
 // Bytes that are on their way to a multiprocessor: measured on an H100. More delay the results that blocks hand over.
 constexpr int kInFlight = 46080;
-// Left free on a multiprocessor for blocks of other kernels, so that they begin before this one ends.
+// Left free on a multiprocessor for blocks of attention between the runs, so that they begin before this one ends.
 constexpr int kLeftBytes = 32 << 10;
 
 // The memory by which the results of a run are handed over: of all runs one array, each with its part of it. Its elements are set
@@ -88,9 +88,10 @@ void divide_memory(Params& params, const Run& run) {
   for (int i = 0; i < params.attentions; ++i) {
     params.attention_rows = std::max(params.attention_rows, params.attention[i].token.rows);
   }
+  const int left = params.attentions > 0 ? 0 : kLeftBytes;
   params.slots = 1;
   const int fixed = params.shared_bytes() - (params.slot_bytes + 16);
-  params.slots = std::min((shared_memory_limit() - kLeftBytes - fixed) / (params.slot_bytes + 16), Params::kMostSlots);
+  params.slots = std::min((shared_memory_limit() - left - fixed) / (params.slot_bytes + 16), Params::kMostSlots);
   for (int i = 0; i < params.count; ++i) {
     params.gemv[i].in_flight = std::clamp(kInFlight / divide(run[i].gemv.parts[0]).slot_bytes(), 1, params.slots);
   }
@@ -113,7 +114,7 @@ std::size_t partial_bytes(const TokenCall& token) {
 
 // Bytes of counters and handed over results, at most.
 std::size_t handoff_bytes(const Run& run) {
-  std::size_t bytes = Params::kCounters * Params::kCounterBytes;
+  std::size_t bytes = Params::kMost * Params::kCounterBytes;
   for (const Step& step : run) {
     bytes += result_bytes_of(step.gemv) + (step.token ? partial_bytes(*step.token) + aligned(step.token->out.nbytes()) : 0);
   }
@@ -124,7 +125,7 @@ std::size_t handoff_bytes(const Run& run) {
 class Filling {
  public:
   Filling(Run& run, Params& params, KernelNode& node, char* handoff)
-      : run_(run), params_(params), node_(node), free_(handoff + Params::kCounters * Params::kCounterBytes) {}
+      : run_(run), params_(params), node_(node), free_(handoff + Params::kMost * Params::kCounterBytes) {}
 
   void fill() {
     params_.count = static_cast<int>(run_.size());
@@ -132,17 +133,18 @@ class Filling {
     for (std::size_t i = 0; i < run_.size(); ++i) {
       Step& step = run_[i];
       PersistentGemv g = instruction_of(step.gemv, node_);
-      g.router = g.x_from = g.added_from = -1;
+      g.router = g.added_from = -1;
+      g.x_from = Params::kFromEarlier;
       g.same_x = with_experts(run_) && same_x(run_, i);
       if (const auto x = giver(run_, step.gemv.x, i)) {
         g.x_from = x->step;
         g.x = params_.gemv[x->step].handoff;
       }
       if (step.token) {
-        g.x_from = Params::kMost + params_.attentions;
+        g.x_from = Params::kFromAttention;
         g.x = fill(*step.token, params_.attention[params_.attentions++], i);
       }
-      if (g.x_from < 0) {
+      if (g.x_from == Params::kFromEarlier) {
         g.x = node_.reads(step.gemv.x);
       }
       if (const auto added = step.gemv.added ? giver(run_, *step.gemv.added, i) : std::nullopt) {

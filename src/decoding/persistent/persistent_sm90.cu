@@ -57,7 +57,7 @@ __device__ inline void run(const PersistentParams& p) {
     const int thread = static_cast<int>(threadIdx.x) - Params::kWarps * 32;
     for (int i = 0; i < p.attentions; ++i) {
       const auto& attention = reinterpret_cast<const PersistentAttention*>(attentions)[i];
-      AttentionStep<T>(attention, thread, memory, p.arrived, Params::kMost + i).run();
+      AttentionStep<T>(attention, thread, memory, p.arrived).run();
     }
     return;
   }

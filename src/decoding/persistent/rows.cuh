@@ -71,7 +71,10 @@ class PersistentRows {
       }
       take_turns();
     }
-    arrive(p_.arrived, index, kAllConsumers, kConsumers, threadIdx.x == 0);  // and x is no longer read
+    sync_some(kAllConsumers, kConsumers);  // x is no longer read, and all results of this block are stored
+    if (g.handoff && threadIdx.x == 0) {
+      add_relaxed(counter_of(p_.arrived, index), 1);
+    }
   }
 
  private:
