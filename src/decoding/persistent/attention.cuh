@@ -6,7 +6,8 @@
 
 namespace mlx_cuda {
 
-template <typename T>
+// `Ahead`: see TokenPart.
+template <typename T, bool Ahead>
 class AttentionStep {
   using Params = PersistentParams;
   using Traits = PersistentAttention;
@@ -15,8 +16,8 @@ class AttentionStep {
 
  public:
   // `thread`: of its warps. `memory`: Params::attention_bytes of shared memory.
-  __device__ AttentionStep(const PersistentAttention& a, int thread, unsigned char* memory, int* arrived)
-      : a_(a), p_(a.token.decode), memory_(memory), arrived_(arrived), thread_(thread) {}
+  __device__ AttentionStep(const PersistentAttention& a, int thread, unsigned char* memory, int* arrived, int counter)
+      : a_(a), p_(a.token.decode), memory_(memory), arrived_(arrived), counter_(counter), thread_(thread) {}
 
   __device__ void run() const {
     const auto block = static_cast<int>(blockIdx.x);
@@ -28,12 +29,15 @@ class AttentionStep {
     } else {
       merge<32>();
     }
-    arrive_some(kAttended, kConsumers + kAttentionThreads);
+    sync_some(kAttention, kAttentionThreads);
+    if (thread_ == 0) {
+      add_relaxed(counter_of(arrived_, counter_), 1);
+    }
   }
 
  private:
   __device__ void attend(int block) const {
-    TokenPart<T, Traits::kWidth, kWarps, true> part(a_.token, memory_, thread_, block % a_.parts, a_.parts, block / a_.parts, 0);
+    TokenPart<T, Traits::kWidth, kWarps, Ahead> part(a_.token, memory_, thread_, block % a_.parts, a_.parts, block / a_.parts, 0);
     part.begin();
     part.make_heads([&] { settle(); }, [&](auto& head, int kind, int row) { read(head, kind, row); });
     sync_some(kAttention, kAttentionThreads);
@@ -60,10 +64,9 @@ class AttentionStep {
     }
   }
 
-  // Until the rows can be read, or begin to be stored: their own counter would come later than they.
   __device__ void settle() const {
-    if (a_.rows_from > 0 && thread_ == 0) {
-      wait_for_all(arrived_, a_.rows_from - 1);
+    if (thread_ == 0) {
+      wait_for_all(arrived_, a_.rows_from);
     }
     sync_some(kAttention, kAttentionThreads);
   }
@@ -146,6 +149,7 @@ class AttentionStep {
   const DecodeParams& p_;
   unsigned char* const memory_;
   int* const arrived_;
+  const int counter_;  // of the result
   const int thread_;
 };
 

@@ -39,8 +39,7 @@ __device__ inline bool is_set(const uint4& v) {
 
 inline constexpr int kConsumers = PersistentParams::kWarps * 32;
 inline constexpr int kAllConsumers = 1;  // the number of their barrier; those of the teams follow, and
-inline constexpr int kAttention = kAllConsumers + PersistentParams::kTeams + 1;  // that of attention's warps, and
-inline constexpr int kAttended = kAttention + 1;                                 // one where consumers wait for these
+inline constexpr int kAttention = kAllConsumers + PersistentParams::kTeams + 1;  // that of attention's warps
 inline constexpr int kAttentionThreads = PersistentParams::kAttentionWarps * 32;
 
 __device__ inline int* counter_of(int* arrived, int index) {
@@ -114,9 +113,7 @@ class PersistentInputs {
     };
     uint4 weights[at_once];
     load_some(weights, threadIdx.x, load_norm);
-    if (g.x_from == Params::kFromAttention) {
-      sync_some(kAttended, kConsumers + kAttentionThreads);  // what this block gives is there: most is
-    } else if (g.x_from >= 0) {
+    if (g.x_from >= 0) {
       wait_for(p_.arrived, g.x_from);
     }
     float squares = 0.0f;
@@ -127,7 +124,7 @@ class PersistentInputs {
       }
       uint4 values[at_once];
       load_some(values, first, load_x);
-      if (g.x_from != Params::kFromEarlier) {
+      if (g.x_from >= 0) {
         const auto all_set = [&] { return is_set(values[0]) && is_set(values[1]) && is_set(values[2]) && is_set(values[3]); };
         poll([&] { return all_set() || (load_some(values, first, load_x), false); });
       }

@@ -23,7 +23,7 @@ struct PersistentGemv {
   const void* added;  // [columns], or null
   void* handoff;      // a second copy of the result for later instructions, or null
   int router;         // the one that chooses before it, or -1
-  int x_from;         // the instruction whose handoff x is; or kFromEarlier, kFromAttention
+  int x_from;         // the counter of what gives x; -1: an earlier kernel
   int added_from;     // the same of `added`
   int same_x;         // whether x is that of the instruction before, with the same norm
   float eps;
@@ -79,19 +79,21 @@ struct PersistentParams {
   static constexpr int kMost = 20;  // instructions
   static constexpr int kMostAttentions = 5;
   static constexpr int kMostRouters = 4;
-  static constexpr int kFromEarlier = -1;  // kernels
-  static constexpr int kFromAttention = -2;
+  static constexpr int kCounters = kMost + kMostAttentions;
   static constexpr int kTeams = 3;
   static constexpr int kTeamWarps = 4;
   static constexpr int kWarps = kTeams * kTeamWarps;
   static constexpr int kAttentionWarps = 4;
   static constexpr int kMatrices = 3;                                   // w, its scales and its biases: each has a producer warp
   static constexpr int kThreads = (kWarps + kAttentionWarps + 4) * 32;  // whole warpgroups, which exchange registers
-  // Of a thread: a kernel of so many threads begins with 96, and warpgroups exchange them.
-  static constexpr int kConsumerRegisters = 96;
-  static constexpr int kAttentionRegisters = 152;
+  // Registers of a thread: a kernel of so many threads begins with 96, and warpgroups exchange them.
   static constexpr int kProducerRegisters = 40;
-  static_assert(kTeams * kConsumerRegisters + kAttentionRegisters + kProducerRegisters <= (kTeams + 2) * 96);
+  static constexpr int consumer_registers(bool experts) {
+    return experts ? 104 : 96;
+  }
+  static constexpr int attention_registers(bool experts) {
+    return (kTeams + 2) * 96 - kProducerRegisters - kTeams * consumer_registers(experts);
+  }
   static constexpr int kGroup = 64;
   static constexpr int kPairValues = 512;  // eight groups: two for each of the four slices of an MMA
   static constexpr int kQuadRows = 4;
@@ -101,7 +103,7 @@ struct PersistentParams {
   static constexpr int kCounterBytes = 128;  // apart, so that polling one does not delay others
   static constexpr int kUnset = -1;
 
-  int* arrived;   // [kMost]: blocks that have finished each instruction, counted from kUnset
+  int* arrived;   // [kCounters]: blocks that have finished each instruction, or each attention, counted from kUnset
   void* cleared;  // handoff memory of another kernel of the graph, which this one sets again
   int cleared_bytes;
   int slots;

@@ -114,7 +114,7 @@ std::size_t partial_bytes(const TokenCall& token) {
 
 // Bytes of counters and handed over results, at most.
 std::size_t handoff_bytes(const Run& run) {
-  std::size_t bytes = Params::kMost * Params::kCounterBytes;
+  std::size_t bytes = Params::kCounters * Params::kCounterBytes;
   for (const Step& step : run) {
     bytes += result_bytes_of(step.gemv) + (step.token ? partial_bytes(*step.token) + aligned(step.token->out.nbytes()) : 0);
   }
@@ -125,7 +125,7 @@ std::size_t handoff_bytes(const Run& run) {
 class Filling {
  public:
   Filling(Run& run, Params& params, KernelNode& node, char* handoff)
-      : run_(run), params_(params), node_(node), free_(handoff + Params::kMost * Params::kCounterBytes) {}
+      : run_(run), params_(params), node_(node), free_(handoff + Params::kCounters * Params::kCounterBytes) {}
 
   void fill() {
     params_.count = static_cast<int>(run_.size());
@@ -133,18 +133,17 @@ class Filling {
     for (std::size_t i = 0; i < run_.size(); ++i) {
       Step& step = run_[i];
       PersistentGemv g = instruction_of(step.gemv, node_);
-      g.router = g.added_from = -1;
-      g.x_from = Params::kFromEarlier;
+      g.router = g.x_from = g.added_from = -1;
       g.same_x = with_experts(run_) && same_x(run_, i);
       if (const auto x = giver(run_, step.gemv.x, i)) {
         g.x_from = x->step;
         g.x = params_.gemv[x->step].handoff;
       }
       if (step.token) {
-        g.x_from = Params::kFromAttention;
+        g.x_from = Params::kMost + params_.attentions;
         g.x = fill(*step.token, params_.attention[params_.attentions++], i);
       }
-      if (g.x_from == Params::kFromEarlier) {
+      if (g.x_from < 0) {
         g.x = node_.reads(step.gemv.x);
       }
       if (const auto added = step.gemv.added ? giver(run_, *step.gemv.added, i) : std::nullopt) {
@@ -266,7 +265,10 @@ void fuse_runs(Plan& plan, const PersistentCalls& calls, const mx::Stream& strea
   if (!is_hopper()) {
     return;
   }
-  const auto runs = runs_of(plan, calls);
+  auto runs = runs_of(plan, calls, Params::kMost);
+  if (runs.size() == 1) {
+    runs = runs_of(plan, calls, (runs[0].size() + 1) / 2);
+  }
   if (runs.size() < 2) {  // a run is cleared by another one
     return;
   }

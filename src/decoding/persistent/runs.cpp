@@ -109,7 +109,8 @@ bool reads_one_of_several(const GemvCall& call, const Run& run) {
 
 class Runs {
  public:
-  explicit Runs(const Plan& plan) : plan_(plan) {}
+  // `most`: steps of a run.
+  Runs(const Plan& plan, std::size_t most) : plan_(plan), most_(most) {}
 
   void add(GemvCall call) {
     call.x = source_of(plan_, call.x);
@@ -117,7 +118,7 @@ class Runs {
       call.added = source_of(plan_, *call.added);
     }
     const bool after_token = last_.token && last_.token->out.id() == call.x.id() && reads_of(plan_, call.x) == 1;
-    if (last_.steps.size() == Params::kMost || reads_one_of_several(call, last_.steps) || (last_.token && !after_token) ||
+    if (last_.steps.size() == most_ || reads_one_of_several(call, last_.steps) || (last_.token && !after_token) ||
         (!last_.steps.empty() && last_.steps[0].gemv.x.dtype() != call.x.dtype())) {
       end();
     }
@@ -157,6 +158,7 @@ class Runs {
 
  private:
   const Plan& plan_;
+  const std::size_t most_;
   std::vector<Run> all_{};
   Growing last_{};
 };
@@ -252,8 +254,8 @@ int parts_of(const TokenCall& token) {
   return std::min(multiprocessors() / units, PersistentAttention::kMostParts);
 }
 
-std::vector<Run> runs_of(const Plan& plan, const PersistentCalls& calls) {
-  Runs runs(plan);
+std::vector<Run> runs_of(const Plan& plan, const PersistentCalls& calls, std::size_t most) {
+  Runs runs(plan, most);
   for (const Item* item : plan.order()) {
     if (const auto gemv = calls.gemvs.find(item); gemv != calls.gemvs.end()) {
       runs.add(gemv->second);

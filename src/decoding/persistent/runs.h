@@ -53,7 +53,7 @@ Division divide(const OneGemv& gemv);
 // How many parts the keys of a token are divided in.
 int parts_of(const TokenCall& token);
 
-// The runs of at least two steps that follow one another.
-std::vector<Run> runs_of(const Plan& plan, const PersistentCalls& calls);
+// The runs that follow one another, of two to so many steps.
+std::vector<Run> runs_of(const Plan& plan, const PersistentCalls& calls, std::size_t most);
 
 }  // namespace mlx_cuda
