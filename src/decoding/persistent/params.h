@@ -76,9 +76,9 @@ struct PersistentRouter {
 // counter of the instruction, which says that most of it is there, and then each value until it is set. No result is all ones:
 // NaN is stored as another pattern.
 struct PersistentParams {
-  static constexpr int kMost = 20;  // instructions
-  static constexpr int kMostAttentions = 5;
-  static constexpr int kMostRouters = 4;
+  static constexpr int kMost = 40;  // instructions
+  static constexpr int kMostAttentions = 10;
+  static constexpr int kMostRouters = 8;
   static constexpr int kCounters = kMost + kMostAttentions;
   static constexpr int kTeams = 3;
   static constexpr int kTeamWarps = 4;
