@@ -31,18 +31,6 @@ CUfunction kernel_of(CUgraphNode node) {
   return params.func;
 }
 
-// The form of cuGraphAddDependencies that takes the edges' data, which drivers have from CUDA 12.3 on; null without it.
-using AddDependencies = CUresult(CUDAAPI*)(CUgraph, const CUgraphNode*, const CUgraphNode*, const CUgraphEdgeData*, std::size_t);
-AddDependencies with_data() {
-  static const auto found = [] {
-    void* address = nullptr;
-    CUdriverProcAddressQueryResult result{};
-    const CUresult status = cuGetProcAddress("cuGraphAddDependencies", &address, 12030, CU_GET_PROC_ADDRESS_DEFAULT, &result);
-    return succeeded(status) && result == CU_GET_PROC_ADDRESS_SUCCESS ? reinterpret_cast<AddDependencies>(address) : nullptr;
-  }();
-  return found;
-}
-
 // Removes edges that others imply. They would turn a chain into forks, for whose kernels there is no PDL. Edges to a node come
 // before those from it.
 std::vector<std::pair<CUgraphNode, CUgraphNode>> reduced(const std::vector<CUgraphNode>& from, const std::vector<CUgraphNode>& to) {
@@ -92,18 +80,13 @@ void make_cooperative(CUgraph graph) {
 
 void add_edges(CUgraph graph, const std::vector<CUgraphNode>& from, const std::vector<CUgraphNode>& to) {
   for (const auto& [first, second] : reduced(from, to)) {
-    CUgraphEdgeData pdl{};
-    pdl.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
-    pdl.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
-    if (with_data() && is_hopper() && has_pdl(kernel_of(second)) && is_kernel(first)) {
-      MLX_CUDA_CHECK(with_data()(graph, &first, &second, &pdl, 1));
-    } else {
-#if CUDA_VERSION >= 13000
-      MLX_CUDA_CHECK(cuGraphAddDependencies(graph, &first, &second, nullptr, 1));
-#else
-      MLX_CUDA_CHECK(cuGraphAddDependencies(graph, &first, &second, 1));
-#endif
+    CUgraphEdgeData edge{};
+    if (is_hopper() && has_pdl(kernel_of(second)) && is_kernel(first)) {
+      edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
+      edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
     }
+    // In CUDA 12's headers the name without a number is that of a function without edge data.
+    MLX_CUDA_CHECK(cuGraphAddDependencies_v2(graph, &first, &second, &edge, 1));
   }
 }
 
