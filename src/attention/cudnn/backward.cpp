@@ -24,9 +24,7 @@ class AttentionBackward final : public Sdpa {
  public:
   AttentionBackward(const mx::Stream& stream, const AttentionOptions& options) : Sdpa(stream, options, 6) {}
 
-  const char* name() const override {
-    return "AttentionBackward";
-  }
+  DEFINE_NAME(AttentionBackward)
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {inputs[0].shape(), inputs[1].shape(), inputs[2].shape()};

@@ -24,9 +24,7 @@ class Attention final : public Sdpa {
     return attention_results(std::make_shared<Attention>(stream, options), inputs);
   }
 
-  const char* name() const override {
-    return "Attention";
-  }
+  DEFINE_NAME(Attention)
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return attention_shapes(inputs[0], inputs[2], options().lse);

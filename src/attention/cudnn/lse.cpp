@@ -14,9 +14,7 @@ class AttentionLse final : public Sdpa {
  public:
   AttentionLse(const mx::Stream& stream, const AttentionOptions& options) : Sdpa(stream, options, 3) {}
 
-  const char* name() const override {
-    return "AttentionLse";
-  }
+  DEFINE_NAME(AttentionLse)
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {inputs[2].shape()};

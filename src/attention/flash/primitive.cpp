@@ -132,9 +132,7 @@ class Flash final : public AttentionPrimitive {
  public:
   using AttentionPrimitive::AttentionPrimitive;
 
-  const char* name() const override {
-    return "FlashAttention";
-  }
+  DEFINE_NAME(FlashAttention)
 
  protected:
   Arrays compose(const Arrays& inputs) const override {
@@ -176,9 +174,7 @@ class FlashVarlen final : public Stateful<PackedState> {
  public:
   using Stateful::Stateful;
 
-  const char* name() const override {
-    return "FlashVarlenAttention";
-  }
+  DEFINE_NAME(FlashVarlenAttention)
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     const mx::array& q = inputs[0];

@@ -116,13 +116,8 @@ class PagedCacheUpdate final : public Fused {
  public:
   using Fused::Fused;
 
-  const char* name() const override {
-    return "PagedCacheUpdate";
-  }
-
-  bool is_equivalent(const mx::Primitive&) const override {
-    return true;
-  }
+  DEFINE_NAME(PagedCacheUpdate)
+  DEFINE_DEFAULT_IS_EQUIVALENT()
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     return {inputs[0].shape()};

@@ -106,9 +106,7 @@ class QuantizedDecode final : public Stateful<State> {
  public:
   using Stateful::Stateful;
 
-  const char* name() const override {
-    return "QuantizedAttention";
-  }
+  DEFINE_NAME(QuantizedAttention)
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     mx::Shape rows = inputs[0].shape();

@@ -55,9 +55,7 @@ class Replay final : public StepPrimitive {
   Replay(const mx::Stream& stream, std::shared_ptr<Step> step, std::vector<Place> places)
       : StepPrimitive(stream), step_(std::move(step)), places_(std::move(places)) {}
 
-  const char* name() const override {
-    return "DecodeStep";
-  }
+  DEFINE_NAME(DecodeStep)
 
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override {
     step_->launch(inputs[0], places_, outputs[0], stream());

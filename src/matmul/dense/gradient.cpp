@@ -53,9 +53,7 @@ class LinearGradientPrimitive final : public Stateful<GradientOptions> {
  public:
   using Stateful::Stateful;
 
-  const char* name() const override {
-    return "LinearGradient";
-  }
+  DEFINE_NAME(LinearGradient)
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     std::vector<mx::Shape> shapes;
