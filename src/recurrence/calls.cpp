@@ -20,13 +20,7 @@ Parts parts_of(const LinearAttention& in, Way way) {
 }
 
 Arrays to_inputs(const LinearAttention& in) {
-  Arrays inputs{in.q, in.k, in.v, in.g, in.beta};
-  for (const auto& each : {in.state, in.mask, in.offsets}) {
-    if (each) {
-      inputs.push_back(*each);
-    }
-  }
-  return inputs;
+  return joined({in.q, in.k, in.v, in.g, in.beta}, in.state, in.mask, in.offsets);
 }
 
 LinearAttention from_inputs(const Arrays& in, const Parts& parts) {

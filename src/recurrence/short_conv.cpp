@@ -90,12 +90,7 @@ class ShortConvolution final : public Stateful<ShortConvParts> {
 }  // namespace
 
 std::pair<mx::array, mx::array> short_conv(const ShortConv& in, bool silu, const mx::Stream& stream) {
-  Arrays inputs{in.x, in.weight};
-  for (const auto& each : {in.bias, in.state}) {
-    if (each) {
-      inputs.push_back(*each);
-    }
-  }
+  const Arrays inputs = joined({in.x, in.weight}, in.bias, in.state);
   const Arrays results = results_of<ShortConvolution>(
       inputs, in.x.dtype(), stream, ShortConvParts{in.bias.has_value(), in.state.has_value(), in.padded, silu});
   return {results[0], results[1]};

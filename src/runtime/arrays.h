@@ -18,4 +18,15 @@ using mx::cu::CommandEncoder;
 using Arrays = std::vector<mx::array>;
 using MaybeArray = std::optional<mx::array>;
 
+// The arrays, and after them those of the others that are there.
+Arrays joined(Arrays arrays, const auto&... others) {
+  const auto add = [&](const MaybeArray& other) {
+    if (other) {
+      arrays.push_back(*other);
+    }
+  };
+  (add(others), ...);
+  return arrays;
+}
+
 }  // namespace mlx_cuda

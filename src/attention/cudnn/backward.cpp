@@ -87,10 +87,7 @@ Arrays attention_gradients(
     const AttentionOptions& options,
     const mx::Stream& stream) {
   auto constant = [&](const mx::array& result) { return mx::stop_gradient(result, stream); };
-  Arrays inputs{in.q, in.k, in.v, constant(out_and_lse[0]), constant(out_and_lse[1]), d_out};
-  if (in.sinks) {
-    inputs.push_back(*in.sinks);
-  }
+  const Arrays inputs = joined({in.q, in.k, in.v, constant(out_and_lse[0]), constant(out_and_lse[1]), d_out}, in.sinks);
   return results_of<AttentionBackward>(inputs, in.q.dtype(), stream, options.with_lse(false));
 }
 

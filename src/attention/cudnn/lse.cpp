@@ -78,10 +78,7 @@ class AttentionLse final : public Sdpa {
 
 mx::array differentiable_lse(
     const AttentionArrays& in, const mx::array& lse, const AttentionOptions& options, const mx::Stream& stream) {
-  Arrays inputs{in.q, in.k, mx::stop_gradient(lse, stream)};
-  if (in.sinks) {
-    inputs.push_back(*in.sinks);
-  }
+  Arrays inputs = joined({in.q, in.k, mx::stop_gradient(lse, stream)}, in.sinks);
   return result_of<AttentionLse>(std::move(inputs), lse.dtype(), stream, options.with_lse(false));
 }
 

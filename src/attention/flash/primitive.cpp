@@ -223,10 +223,7 @@ Arrays flash_attention(const AttentionArrays& in, const AttentionOptions& option
 }
 
 Arrays flash_varlen(const PackedArrays& in, PackedLengths longest, const AttentionOptions& options, const mx::Stream& stream) {
-  Arrays inputs{in.q, in.k, in.v, in.cu_q, in.cu_k};
-  if (in.sinks) {
-    inputs.push_back(*in.sinks);
-  }
+  const Arrays inputs = joined({in.q, in.k, in.v, in.cu_q, in.cu_k}, in.sinks);
   return attention_results(std::make_shared<FlashVarlen>(stream, PackedState{options, longest}), inputs);
 }
 

@@ -28,14 +28,6 @@ struct State {
   bool operator==(const State&) const = default;
 };
 
-std::vector<const mx::array*> parts_of(const QuantizedWeights& weights) {
-  std::vector<const mx::array*> parts{&weights.w, &weights.scales};
-  if (weights.biases) {
-    parts.push_back(&*weights.biases);
-  }
-  return parts;
-}
-
 DecodeProblem problem_of(const AttentionArrays& in, const QuantizedCache& cache, const AttentionOptions& options) {
   const mx::array& pages = cache.keys.w;
   return {
@@ -175,12 +167,7 @@ class QuantizedDecode final : public Stateful<State> {
 Arrays quantized_attention(
     const AttentionArrays& in, const QuantizedCache& cache, const AttentionOptions& options, const mx::Stream& stream) {
   State state{options, {}, cache.keys, cache.keys.biases.has_value()};
-  Arrays inputs{in.q};
-  for (const QuantizedWeights* weights : {&cache.keys, &cache.values}) {
-    for (const mx::array* part : parts_of(*weights)) {
-      inputs.push_back(*part);
-    }
-  }
+  Arrays inputs = inputs_with(inputs_with({in.q}, cache.keys), cache.values);
   state.given = add_optional(in, inputs);
   return attention_results(std::make_shared<QuantizedDecode>(stream, state), inputs);
 }

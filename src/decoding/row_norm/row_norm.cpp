@@ -53,12 +53,8 @@ std::optional<Item> row_norm_item(const Plan& plan, const Item& norm) {
     return std::nullopt;
   }
   const float eps = static_cast<const mx::fast::RMSNorm&>(normed.primitive()).state().second;
-  Arrays inputs{x};
-  if (other) {
-    inputs.push_back(*other);
-  }
   const std::string name = other ? "norm + add" : "norm x scale";
-  return Item{name, inputs, reader->outputs, [=, out = reader->outputs[0]](const mx::Stream& stream) mutable {
+  return Item{name, joined({x}, other), reader->outputs, [=, out = reader->outputs[0]](const mx::Stream& stream) mutable {
                 auto& encoder = mx::cu::get_command_encoder(stream);
                 const mx::array given = contiguous_on_16_bytes(x, encoder, stream);
                 const auto residual = other ? std::optional(contiguous_on_16_bytes(*other, encoder, stream)) : std::nullopt;

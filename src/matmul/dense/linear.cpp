@@ -241,10 +241,7 @@ mx::array linear(const mx::array& x, const mx::array& w, const MaybeArray& bias,
     mx::Shape leading(x.shape().begin(), x.shape().end() - 1);
     return mx::unflatten(rows, 0, leading, stream);
   }
-  Arrays inputs{x, w};
-  if (bias) {
-    inputs.push_back(*bias);
-  }
+  const Arrays inputs = joined({x, w}, bias);
   // Perhaps it is differentiated.
   const bool traced = std::any_of(inputs.begin(), inputs.end(), [](const mx::array& in) { return in.is_tracer(); });
   const bool inside = traced && activation == Activation::gelu_approx;

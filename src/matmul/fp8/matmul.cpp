@@ -319,19 +319,14 @@ mx::array fp8_matmul(
   if (blocks && !can_matmul(make_problem(height, width, inner, options), device)) {
     return mx::reshape(dequantized_matmul(rows_a, b, scales_a, scales_b, bias, out_dtype, stream), shape, stream);
   }
-  Arrays inputs{padded(padded(rows_a, 1, inner, stream), 0, height, stream), padded(padded(b, 1, inner, stream), 0, width, stream)};
-  if (const auto scale = scales_a.laid_out(height)) {
-    options.has_scale_a = true;
-    inputs.push_back(*scale);
-  }
-  if (const auto scale = scales_b.laid_out(width)) {
-    options.has_scale_b = true;
-    inputs.push_back(*scale);
-  }
-  if (bias) {
-    inputs.push_back(padded(mx::astype(*bias, out_dtype, stream), 0, width, stream));
-  }
-  mx::array out = result_of<Fp8Matmul>(std::move(inputs), out_dtype, stream, options);
+  const auto of_a = scales_a.laid_out(height);
+  const auto of_b = scales_b.laid_out(width);
+  options.has_scale_a = of_a.has_value();
+  options.has_scale_b = of_b.has_value();
+  const auto added = bias ? std::optional(padded(mx::astype(*bias, out_dtype, stream), 0, width, stream)) : std::nullopt;
+  const mx::array padded_a = padded(padded(rows_a, 1, inner, stream), 0, height, stream);
+  const mx::array padded_b = padded(padded(b, 1, inner, stream), 0, width, stream);
+  mx::array out = result_of<Fp8Matmul>(joined({padded_a, padded_b}, of_a, of_b, added), out_dtype, stream, options);
   if (height != rows || width != columns) {
     out = mx::slice(out, {0, 0}, {rows, columns}, stream);
   }

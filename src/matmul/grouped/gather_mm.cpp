@@ -114,10 +114,7 @@ mx::array gather_mm(
     bool transpose,
     bool sorted,
     const mx::Stream& stream) {
-  Arrays inputs{in_units(x, 2, stream), in_units(w, transpose ? 2 : 1, stream), rhs};
-  if (lhs) {
-    inputs.push_back(*lhs);
-  }
+  Arrays inputs = joined({in_units(x, 2, stream), in_units(w, transpose ? 2 : 1, stream), rhs}, lhs);
   return result_of<GatherMatmul>(std::move(inputs), x.dtype(), stream, GatherOptions{transpose, sorted});
 }
 

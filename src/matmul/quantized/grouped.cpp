@@ -114,7 +114,7 @@ class GroupedQuantized final : public Stateful<WeightedState> {
 
 mx::array grouped_quantized(
     const mx::array& x, const QuantizedWeights& weights, const mx::array& offsets, bool transpose, const mx::Stream& stream) {
-  return result_of<GroupedQuantized>(inputs_with({x}, weights, {offsets}), x.dtype(), stream, WeightedState(weights, transpose));
+  return result_of<GroupedQuantized>(inputs_with({x}, weights, offsets), x.dtype(), stream, WeightedState(weights, transpose));
 }
 
 }  // namespace mlx_cuda

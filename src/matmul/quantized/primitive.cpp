@@ -191,7 +191,7 @@ mx::array quantized_small_m(
   state.has_lhs = lhs_indices.has_value();
   state.has_rhs = rhs_indices.has_value();
   state.sorted = sorted;
-  return result_of<QuantizedSmallM>(inputs_with({x}, weights, {lhs_indices, rhs_indices}), x.dtype(), stream, state, upstream);
+  return result_of<QuantizedSmallM>(inputs_with({x}, weights, lhs_indices, rhs_indices), x.dtype(), stream, state, upstream);
 }
 
 std::optional<RowWeights> row_weights(const mx::array& out) {

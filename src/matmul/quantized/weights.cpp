@@ -4,7 +4,6 @@
 
 #include <mlx/ops.h>
 
-#include <algorithm>
 #include <utility>
 
 namespace mlx_cuda {
@@ -102,20 +101,6 @@ void name_inputs(const QuantizedWeights& weights, CommandEncoder& encoder) {
   if (weights.biases) {
     encoder.set_input_array(*weights.biases);
   }
-}
-
-Arrays inputs_with(Arrays before, const QuantizedWeights& weights, const std::vector<MaybeArray>& after) {
-  Arrays inputs = std::move(before);
-  const auto append = [&](const MaybeArray& in) {
-    if (in) {
-      inputs.push_back(*in);
-    }
-  };
-  append(weights.w);
-  append(weights.scales);
-  append(weights.biases);
-  std::for_each(after.begin(), after.end(), append);
-  return inputs;
 }
 
 mx::array values_of(const QuantizedWeights& weights, mx::Dtype dtype, const mx::Stream& stream) {

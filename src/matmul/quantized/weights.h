@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
+#include <utility>
 
 namespace mlx_cuda {
 
@@ -81,7 +81,9 @@ void set_weights(Params& params, const Readable& in) {
 mx::array values_of(const QuantizedWeights& weights, mx::Dtype dtype, const mx::Stream& stream);
 
 // Inputs of a primitive: those `before`, the weights, and those of `after` that are there.
-Arrays inputs_with(Arrays before, const QuantizedWeights& weights, const std::vector<MaybeArray>& after = {});
+Arrays inputs_with(Arrays before, const QuantizedWeights& in, const auto&... after) {
+  return joined(std::move(before), in.w, in.scales, in.biases, after...);
+}
 
 // State of such a primitive besides its inputs.
 struct WeightedState {
