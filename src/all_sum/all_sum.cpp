@@ -120,7 +120,7 @@ void encode_all_sum(const Peers& peers, const mx::array& x, const MaybeArray& ad
   auto& encoder = mx::cu::get_command_encoder(stream);
   const bool in_place = x.is_donatable() && x.flags().row_contiguous && on_16_bytes(x);  // before `given` holds it too
   const mx::array given = contiguous_on_16_bytes(x, encoder, stream);
-  const auto residual = added ? std::optional(contiguous_on_16_bytes(*added, encoder, stream)) : std::nullopt;
+  const MaybeArray residual = contiguous_on_16_bytes(added, encoder, stream);
   if (in_place) {
     out.copy_shared_buffer(x);  // each thread reads what it writes before it does
   } else {

@@ -82,12 +82,8 @@ class Recurrent final : public Stateful<Parts> {
     if (in.g.ndim() == 4) {
       in.g = with_readable_rows(in.g, encoder, stream());
     }
-    if (in.offsets) {
-      in.offsets = contiguous(*in.offsets, encoder, stream());
-    }
-    if (in.state) {
-      in.state = contiguous_on_16_bytes(*in.state, encoder, stream());
-    }
+    in.offsets = contiguous(in.offsets, encoder, stream());
+    in.state = contiguous_on_16_bytes(in.state, encoder, stream());
     mx::array& y = outputs[0];
     mx::array& state = outputs[1];
     allocate(y, stream());

@@ -94,9 +94,7 @@ class ScanBack final : public Derivative<ScanBack> {
  protected:
   void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     LinearAttention in = call(inputs, encoder);
-    if (in.state) {
-      in.state = contiguous(*in.state, encoder, stream());
-    }
+    in.state = contiguous(in.state, encoder, stream());
     LinearAttention back = in;
     back.v = with_readable_rows(inputs[state_.count()], encoder, stream());
     back.state = contiguous(inputs[state_.count() + 1], encoder, stream());

@@ -104,9 +104,7 @@ void encode_short_conv(
   };
   in.x = readable(in.x);
   in.weight = contiguous_on_16_bytes(in.weight, encoder, stream);
-  if (in.bias) {
-    in.bias = contiguous_on_16_bytes(*in.bias, encoder, stream);
-  }
+  in.bias = contiguous_on_16_bytes(in.bias, encoder, stream);
   if (in.state) {
     in.state = readable(*in.state);
   }

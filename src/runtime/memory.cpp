@@ -204,6 +204,14 @@ mx::array contiguous_on_16_bytes(const mx::array& in, CommandEncoder& encoder, c
   return on_16_bytes(in) ? contiguous(in, encoder, stream) : contiguous_copy(in, encoder, stream);
 }
 
+MaybeArray contiguous(const MaybeArray& in, CommandEncoder& encoder, const mx::Stream& stream) {
+  return in ? std::optional(contiguous(*in, encoder, stream)) : std::nullopt;
+}
+
+MaybeArray contiguous_on_16_bytes(const MaybeArray& in, CommandEncoder& encoder, const mx::Stream& stream) {
+  return in ? std::optional(contiguous_on_16_bytes(*in, encoder, stream)) : std::nullopt;
+}
+
 namespace {
 
 bool elements_adjacent(const mx::array& in) {

@@ -55,6 +55,8 @@ mx::array contiguous_copy(const mx::array& in, CommandEncoder& encoder, const mx
 // The array itself, if it is row-contiguous (and on 16 bytes), else such a copy.
 mx::array contiguous(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream);
 mx::array contiguous_on_16_bytes(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream);
+MaybeArray contiguous(const MaybeArray& in, CommandEncoder& encoder, const mx::Stream& stream);
+MaybeArray contiguous_on_16_bytes(const MaybeArray& in, CommandEncoder& encoder, const mx::Stream& stream);
 
 // Whether 16 bytes at a time can be read of every row (the last dimension): its elements adjacent, all rows on 16 bytes. Strides of
 // 0 and negative ones are fine.

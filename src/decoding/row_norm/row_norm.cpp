@@ -57,7 +57,7 @@ std::optional<Item> row_norm_item(const Plan& plan, const Item& norm) {
   return Item{name, joined({x}, other), reader->outputs, [=, out = reader->outputs[0]](const mx::Stream& stream) mutable {
                 auto& encoder = mx::cu::get_command_encoder(stream);
                 const mx::array given = contiguous_on_16_bytes(x, encoder, stream);
-                const auto residual = other ? std::optional(contiguous_on_16_bytes(*other, encoder, stream)) : std::nullopt;
+                const MaybeArray residual = contiguous_on_16_bytes(other, encoder, stream);
                 allocate(out, stream);
                 RowNormParams params{};
                 KernelNode node(encoder);

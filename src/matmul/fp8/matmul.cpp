@@ -161,14 +161,12 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
   void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
     // The library wants scales on 16 bytes too, be they one number.
-    auto operand = [&](const mx::array& in) { return contiguous_on_16_bytes(in, encoder, stream()); };
+    auto operand = [&](const auto& in) { return contiguous_on_16_bytes(in, encoder, stream()); };
     const mx::array a = operand(inputs[0]);
     const mx::array b = operand(inputs[1]);
     Extras extras = this->extras(inputs);
     for (auto* extra : {&extras.scale_a, &extras.scale_b, &extras.bias}) {
-      if (*extra) {
-        *extra = operand(**extra);
-      }
+      *extra = operand(*extra);
     }
     allocate(out, stream());
 

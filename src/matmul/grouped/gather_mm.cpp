@@ -80,14 +80,11 @@ class GatherMatmul final : public Stateful<GatherOptions, Bilinear> {
   void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     // Rows are read 16 bytes at a time.
     const mx::array& x = inputs[0];
-    GatherPairs pairs{
+    const GatherPairs pairs{
         .x = rows_readable(x) ? contiguous(x, encoder, stream()) : contiguous_copy(x, encoder, stream()),
-        .lhs = lhs_of(inputs),
+        .lhs = contiguous(lhs_of(inputs), encoder, stream()),
         .rhs = contiguous(inputs[2], encoder, stream()),
     };
-    if (pairs.lhs) {
-      pairs.lhs = contiguous(*pairs.lhs, encoder, stream());
-    }
     const GroupedWeights weights = as_weights(inputs[1], state_.transpose, encoder, stream());
     const int groups = weights.array.shape(0);
     allocate(outputs[0], stream());

@@ -118,11 +118,8 @@ class QuantizedSmallM final : public Stateful<WeightedState> {
     }
     const int alignment = kernel.engine == SmallMEngine::plain ? piece_alignment(in.bits) : chunk_alignment(in.bits);
     Readable weights = readable(in, false, alignment, encoder, stream());
-    for (auto* index : {&lhs, &rhs}) {
-      if (*index) {
-        *index = contiguous(**index, encoder, stream());
-      }
-    }
+    lhs = contiguous(lhs, encoder, stream());
+    rhs = contiguous(rhs, encoder, stream());
     const int rows = rhs ? x.shape(-2) : static_cast<int>(x.size() / x.shape(-1));
     encode_small_m({kernel, x, std::move(weights), lhs, rhs, out, state_.transpose, rows, pairs.value_or(1), encoder, stream()});
   }
