@@ -1,8 +1,5 @@
 #include "recurrence/calls.h"
 
-#include <mlx/ops.h>
-
-#include <algorithm>
 #include <optional>
 
 namespace mlx_cuda {
@@ -74,28 +71,6 @@ Prepared PreparedMemory::divide(char* base, int chunks, std::int64_t heads) cons
   result.decay = reinterpret_cast<float*>(base + (w + v + p) * blocks);
   result.chunks = chunks;
   return result;
-}
-
-std::pair<Arrays, std::vector<int>> vmap_as_batch(
-    const Arrays& inputs,
-    const std::vector<int>& axes,
-    const std::function<Arrays(const Arrays&)>& apply,
-    const mx::Stream& stream) {
-  const auto mapped = std::find_if(axes.begin(), axes.end(), [](int axis) { return axis >= 0; }) - axes.begin();
-  const int entries = inputs[mapped].shape(axes[mapped]);
-  Arrays flat;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    mx::array in = axes[i] < 0 ? mx::expand_dims(inputs[i], 0, stream) : mx::moveaxis(inputs[i], axes[i], 0, stream);
-    mx::Shape shape = in.shape();
-    shape[0] = entries;
-    flat.push_back(mx::flatten(mx::broadcast_to(in, shape, stream), 0, 1, stream));
-  }
-  Arrays outputs = apply(flat);
-  for (mx::array& out : outputs) {
-    out = mx::unflatten(out, 0, {entries, -1}, stream);
-  }
-  std::vector<int> first(outputs.size(), 0);
-  return {std::move(outputs), std::move(first)};
 }
 
 }  // namespace mlx_cuda

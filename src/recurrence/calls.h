@@ -8,9 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <utility>
-#include <vector>
 
 namespace mlx_cuda {
 
@@ -44,12 +41,5 @@ struct PreparedMemory {
   // Where they are for so many chunks of so many heads.
   Prepared divide(char* base, int chunks, std::int64_t heads) const;
 };
-
-// vmap of what takes and gives arrays whose first dimension is the batch: the entries of the new axis are more of it.
-std::pair<Arrays, std::vector<int>> vmap_as_batch(
-    const Arrays& inputs,
-    const std::vector<int>& axes,
-    const std::function<Arrays(const Arrays&)>& apply,
-    const mx::Stream& stream);
 
 }  // namespace mlx_cuda

@@ -159,4 +159,26 @@ std::pair<Arrays, std::vector<int>> vmap_in_turn(
   return {{mx::stack(results, 0, stream)}, {0}};
 }
 
+std::pair<Arrays, std::vector<int>> vmap_as_batch(
+    const Arrays& inputs,
+    const std::vector<int>& axes,
+    const std::function<Arrays(const Arrays&)>& apply,
+    const mx::Stream& stream) {
+  const auto mapped = std::find_if(axes.begin(), axes.end(), [](int axis) { return axis >= 0; }) - axes.begin();
+  const int entries = inputs[mapped].shape(axes[mapped]);
+  Arrays flat;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    mx::array in = axes[i] < 0 ? mx::expand_dims(inputs[i], 0, stream) : mx::moveaxis(inputs[i], axes[i], 0, stream);
+    mx::Shape shape = in.shape();
+    shape[0] = entries;
+    flat.push_back(mx::flatten(mx::broadcast_to(in, shape, stream), 0, 1, stream));
+  }
+  Arrays outputs = apply(flat);
+  for (mx::array& out : outputs) {
+    out = mx::unflatten(out, 0, {entries, -1}, stream);
+  }
+  std::vector<int> first(outputs.size(), 0);
+  return {std::move(outputs), std::move(first)};
+}
+
 }  // namespace mlx_cuda

@@ -89,4 +89,11 @@ std::pair<Arrays, std::vector<int>> vmap_in_turn(
     const std::function<mx::array(const Arrays&)>& apply,
     const mx::Stream& stream);
 
+// vmap of what takes and gives arrays whose first dimension is the batch: the entries of the new axis are more of it.
+std::pair<Arrays, std::vector<int>> vmap_as_batch(
+    const Arrays& inputs,
+    const std::vector<int>& axes,
+    const std::function<Arrays(const Arrays&)>& apply,
+    const mx::Stream& stream);
+
 }  // namespace mlx_cuda

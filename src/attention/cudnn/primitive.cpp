@@ -45,26 +45,9 @@ std::pair<Arrays, std::vector<int>> Sdpa::vmap(const Arrays& inputs, const std::
   if (sinks && axes[operands_] >= 0) {
     return Fused::vmap(inputs, axes);
   }
-  int size = 0;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    size = axes[i] >= 0 ? inputs[i].shape(axes[i]) : size;
-  }
-  Arrays flat;
-  for (std::size_t i = 0; i < operands_; ++i) {
-    mx::array in = axes[i] >= 0 ? mx::moveaxis(inputs[i], axes[i], 0, queue()) : mx::expand_dims(inputs[i], 0, queue());
-    mx::Shape shape = in.shape();
-    shape[0] = size;
-    flat.push_back(mx::flatten(mx::broadcast_to(in, shape, queue()), 0, 1, queue()));
-  }
-  if (sinks) {
-    flat.push_back(inputs[operands_]);
-  }
-  Arrays outputs = again(flat);
-  for (mx::array& out : outputs) {
-    out = mx::unflatten(out, 0, {size, out.shape(0) / size}, queue());
-  }
-  std::vector<int> first(outputs.size(), 0);
-  return {std::move(outputs), std::move(first)};
+  const Arrays batched(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(operands_));
+  const auto apply = [&](const Arrays& flat) { return again(sinks ? joined(flat, inputs[operands_]) : flat); };
+  return vmap_as_batch(batched, axes, apply, queue());
 }
 
 AttentionArrays Sdpa::arrays(const Arrays& inputs) const {
