@@ -21,14 +21,9 @@ class Unavailable : public std::runtime_error {
   const bool remembered;
 };
 
-inline bool succeeded(CUresult status) {
-  return status == CUDA_SUCCESS;
-}
-inline bool succeeded(cublasStatus_t status) {
-  return status == CUBLAS_STATUS_SUCCESS;
-}
-inline bool succeeded(cudnnStatus_t status) {
-  return status == CUDNN_STATUS_SUCCESS;
+template <typename Status>
+bool succeeded(Status status) {
+  return status == Status{};  // 0, of each of them
 }
 
 inline std::string describe(CUresult status) {
