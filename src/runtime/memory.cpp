@@ -212,13 +212,9 @@ MaybeArray contiguous_on_16_bytes(const MaybeArray& in, CommandEncoder& encoder,
   return in ? std::optional(contiguous_on_16_bytes(*in, encoder, stream)) : std::nullopt;
 }
 
-namespace {
-
 bool elements_adjacent(const mx::array& in) {
   return in.strides(-1) == 1 || in.shape(-1) == 1;
 }
-
-}  // namespace
 
 bool rows_readable(const mx::array& in) {
   for (int axis = 0; axis < static_cast<int>(in.ndim()) - 1; ++axis) {

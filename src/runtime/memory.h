@@ -58,6 +58,9 @@ mx::array contiguous_on_16_bytes(const mx::array& in, CommandEncoder& encoder, c
 MaybeArray contiguous(const MaybeArray& in, CommandEncoder& encoder, const mx::Stream& stream);
 MaybeArray contiguous_on_16_bytes(const MaybeArray& in, CommandEncoder& encoder, const mx::Stream& stream);
 
+// Whether the elements of every row (the last dimension) are adjacent.
+bool elements_adjacent(const mx::array& in);
+
 // Whether 16 bytes at a time can be read of every row (the last dimension): its elements adjacent, all rows on 16 bytes. Strides of
 // 0 and negative ones are fine.
 bool rows_readable(const mx::array& in);

@@ -59,7 +59,7 @@ bool copyable(const mx::array& in) {
     return in.shape(axis) == 1 || (bytes > 0 && bytes % kUnit == 0 && bytes < std::int64_t{1} << 40);
   };
   const bool outer = in.ndim() == 3 || fits(2);
-  return (in.strides(-1) == 1 || in.shape(-1) == 1) && fits(0) && fits(1) && outer && on_16_bytes(in);
+  return elements_adjacent(in) && fits(0) && fits(1) && outer && on_16_bytes(in);
 }
 
 CUtensorMap tensor_map(const mx::array& in, int rows) {

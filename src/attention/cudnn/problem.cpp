@@ -21,7 +21,7 @@ bool can_read(const mx::array& in) {
   auto fits = [&](int axis) {
     return in.shape(axis) == 1 || (in.strides(axis) > 0 && (in.strides(axis) * in.itemsize()) % 16 == 0);
   };
-  return (in.strides(3) == 1 || in.shape(3) == 1) && fits(0) && fits(1) && fits(2);
+  return elements_adjacent(in) && fits(0) && fits(1) && fits(2);
 }
 
 // Whether cuDNN's backward pass needs the number of keys. That for Hopper takes two tiles of 64 keys at a time and, if their

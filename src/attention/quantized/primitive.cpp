@@ -59,8 +59,7 @@ DecodePlan plan_of(const DecodeProblem& problem, const QuantizedForm& form) {
 
 // Whether the kernel can read an array of scales without a copy, and its row stride fits.
 bool is_near(const mx::array& in) {
-  const bool adjacent = in.shape(3) == 1 || in.strides(3) == 1;
-  return adjacent && in.strides(2) * static_cast<std::int64_t>(in.itemsize()) <= std::numeric_limits<int>::max() &&
+  return elements_adjacent(in) && in.strides(2) * static_cast<std::int64_t>(in.itemsize()) <= std::numeric_limits<int>::max() &&
          in.strides(2) >= 0;
 }
 

@@ -32,14 +32,9 @@ std::optional<std::int64_t> matrix_distance(const mx::array& in) {
   return distance;
 }
 
-// Whether the elements of a row are adjacent.
-bool rows_adjacent(const mx::array& in) {
-  return in.strides(-1) == 1 || in.shape(-1) == 1;
-}
-
 // Whether the rows of each matrix follow one another.
 bool matrices_adjacent(const mx::array& in) {
-  return rows_adjacent(in) && (in.strides(-2) == in.shape(-1) || in.shape(-2) == 1);
+  return elements_adjacent(in) && (in.strides(-2) == in.shape(-1) || in.shape(-2) == 1);
 }
 
 // Whether scales and biases are read without a copy.
@@ -72,7 +67,7 @@ Readable readable(QuantizedWeights weights, bool adjacent, int alignment, Comman
   mx::array& w = weights.w;
   const auto fits = [&] {
     const auto distance = matrix_distance(w);
-    return distance && (adjacent ? matrices_adjacent(w) : rows_adjacent(w)) && is_aligned(w, *distance, alignment) &&
+    return distance && (adjacent ? matrices_adjacent(w) : elements_adjacent(w)) && is_aligned(w, *distance, alignment) &&
            (w.shape(-2) == 1 || is_aligned(w, w.strides(-2), alignment));
   };
   if (!fits()) {
