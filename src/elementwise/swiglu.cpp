@@ -18,19 +18,8 @@ namespace {
 KernelModule kernels("swiglu");
 constexpr auto kKernels = std::to_array<KernelRow<std::string_view, bool>>({MLX_CUDA_SWIGLU_KERNELS(MLX_CUDA_KERNEL_ROW)});
 
-struct Rows {
-  mx::array array;
-  std::int64_t stride;
-};
-
-Rows as_rows(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream) {
-  if (in.ndim() == 0) {
-    return {in, 1};
-  }
-  if (const auto stride = row_distance(in)) {
-    return {in, *stride};
-  }
-  return {contiguous_copy(in, encoder, stream), in.shape(-1)};
+SpacedRows as_rows(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream) {
+  return in.ndim() == 0 ? SpacedRows{in, 1} : with_spaced_rows(in, encoder, stream);
 }
 
 class SwiGLU final : public Fused {
@@ -72,13 +61,13 @@ class SwiGLU final : public Fused {
 
   void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     mx::array& out = outputs[0];
-    const Rows gate = as_rows(inputs[0], encoder, stream());
-    const Rows up = as_rows(inputs[1], encoder, stream());
+    const SpacedRows gate = as_rows(inputs[0], encoder, stream());
+    const SpacedRows up = as_rows(inputs[1], encoder, stream());
     allocate(out, stream());
     long long columns = out.ndim() ? out.shape(-1) : 1;
     long long rows = static_cast<long long>(out.size()) / columns;
-    long long gate_stride = gate.stride;
-    long long up_stride = up.stride;
+    long long gate_stride = gate.distance;
+    long long up_stride = up.distance;
     if (gate_stride == columns && up_stride == columns) {  // one long row fills the blocks better than many short ones
       columns *= rows;
       rows = 1;

@@ -253,6 +253,11 @@ std::optional<std::int64_t> row_distance(const mx::array& in) {
   return distance.value_or(in.shape(-1));
 }
 
+SpacedRows with_spaced_rows(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream) {
+  const auto distance = row_distance(in);
+  return distance ? SpacedRows{in, *distance} : SpacedRows{contiguous_copy(in, encoder, stream), in.shape(-1)};
+}
+
 const char* allocation_route(const mx::Stream& stream) {
   return use_mlx(stream) ? "mlx" : "pool";
 }

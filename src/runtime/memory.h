@@ -73,6 +73,13 @@ mx::array with_adjacent_elements(const mx::array& in, CommandEncoder& encoder, c
 // adjacent in a row, or its rows not evenly spaced. A broadcast row has distance 0.
 std::optional<std::int64_t> row_distance(const mx::array& in);
 
+// An array with such rows: itself, or a row-contiguous copy.
+struct SpacedRows {
+  mx::array array;
+  std::int64_t distance;
+};
+SpacedRows with_spaced_rows(const mx::array& in, CommandEncoder& encoder, const mx::Stream& stream);
+
 // "mlx" when outputs come from MLX's caching allocator, "pool" when from the driver's memory pool (see docs/internals/design.md).
 const char* allocation_route(const mx::Stream& stream);
 

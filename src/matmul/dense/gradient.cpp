@@ -83,12 +83,9 @@ class LinearGradientPrimitive final : public Stateful<GradientOptions> {
   }
 
   void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
-    mx::array outer = inputs[0];
+    const mx::array outer = with_adjacent_elements(inputs[0], encoder, stream());
     const auto rows = static_cast<long long>(outer.shape(0));
     const auto columns = static_cast<long long>(outer.shape(1));
-    if (outer.strides(1) != 1 && columns != 1) {
-      outer = contiguous_copy(outer, encoder, stream());
-    }
     const auto outer_stride = static_cast<long long>(outer.strides(0));
     const bool activated = state_.activation != Activation::none;
     const auto saved = activated ? std::optional(contiguous(inputs[1], encoder, stream())) : std::nullopt;

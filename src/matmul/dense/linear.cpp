@@ -159,10 +159,7 @@ class Linear final : public Stateful<LinearOptions> {
     mx::array& out = outputs[0];
     const Operand x = operand(inputs[0], encoder, stream());
     const Operand w = operand(inputs[1], encoder, stream());
-    MaybeArray bias;
-    if (inputs.size() > 2) {
-      bias = inputs[2].size() > 1 && inputs[2].strides(0) != 1 ? contiguous_copy(inputs[2], encoder, stream()) : inputs[2];
-    }
+    const auto bias = inputs.size() > 2 ? std::optional(with_adjacent_elements(inputs[2], encoder, stream())) : std::nullopt;
     MatmulProblem problem{
         .dtype = out.dtype(),
         .out_dtype = out.dtype(),

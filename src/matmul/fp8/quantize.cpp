@@ -72,31 +72,26 @@ class QuantizeFp8 final : public Stateful<Fp8Part> {
   }
 
   void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
-    mx::array x = inputs[0];
-    auto distance = row_distance(x);
-    if (!distance) {
-      x = contiguous_copy(x, encoder, stream());
-      distance = x.shape(-1);
-    }
+    const auto [x, distance] = with_spaced_rows(inputs[0], encoder, stream());
     mx::array& values = outputs[0];
     mx::array& scales = outputs[1];
     long long columns = x.shape(-1);
     long long rows = static_cast<long long>(x.size()) / columns;
     allocate(values, stream());
     allocate_scales(scales, rows);
-    const bool one_row = state_ == Fp8Part::tensor && *distance == columns;
+    const bool one_row = state_ == Fp8Part::tensor && distance == columns;
     if (one_row) {
       columns *= rows;
       rows = 1;
     }
 
     long long width = 16 / static_cast<long long>(x.itemsize());
-    const bool wide = columns % width == 0 && (rows == 1 || *distance % width == 0) && on_16_bytes(x);
+    const bool wide = columns % width == 0 && (rows == 1 || distance % width == 0) && on_16_bytes(x);
     if (!wide) {
       width = 1;
     }
     const std::string dtype = type_name(x.dtype());
-    const Fp8Matrix<void> in{mx::gpu_ptr<void>(x), rows, columns, *distance};
+    const Fp8Matrix<void> in{mx::gpu_ptr<void>(x), rows, columns, distance};
     KernelNode node(encoder);
     auto launch = [&](const char* kernel, dim3 grid, unsigned threads, auto... more) {
       node.reads(x);
