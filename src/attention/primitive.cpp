@@ -28,7 +28,7 @@ AttentionArrays with_optional(AttentionArrays in, const GivenArrays& given, cons
 }
 
 std::vector<mx::Shape> AttentionPrimitive::output_shapes(const Arrays& inputs) {
-  return attention_shapes(inputs[0], inputs[2], options().lse);
+  return attention_shapes(inputs[0], inputs[2].shape(3), options().lse);
 }
 
 AttentionArrays AttentionPrimitive::arrays(const Arrays& inputs) const {
@@ -42,10 +42,10 @@ Arrays attention_results(std::shared_ptr<mx::Primitive> primitive, const Arrays&
   return mx::array::make_arrays(std::move(shapes), dtypes, std::move(primitive), inputs);
 }
 
-std::vector<mx::Shape> attention_shapes(const mx::array& q, const mx::array& v, bool lse) {
+std::vector<mx::Shape> attention_shapes(const mx::array& q, int value_dim, bool lse) {
   const mx::Shape rows{q.shape(0), q.shape(1), q.shape(2)};
   mx::Shape out = rows;
-  out.push_back(v.shape(3));
+  out.push_back(value_dim);
   return lse ? std::vector{out, rows} : std::vector{out};
 }
 

@@ -42,7 +42,7 @@ class AttentionPrimitive : public Stateful<AttentionState> {
 Arrays attention_results(std::shared_ptr<mx::Primitive> primitive, const Arrays& inputs);
 
 // Shapes of the outputs of attention.
-std::vector<mx::Shape> attention_shapes(const mx::array& q, const mx::array& v, bool lse);
+std::vector<mx::Shape> attention_shapes(const mx::array& q, int value_dim, bool lse);
 
 template <typename P>
 Arrays attention_by(const AttentionArrays& in, const AttentionOptions& options, const mx::Stream& stream) {

@@ -27,7 +27,7 @@ class Attention final : public Sdpa {
   DEFINE_NAME(Attention)
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
-    return attention_shapes(inputs[0], inputs[2], options().lse);
+    return attention_shapes(inputs[0], inputs[2].shape(3), options().lse);
   }
 
   Arrays vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums, const Arrays& outputs) override {

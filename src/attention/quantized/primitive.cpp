@@ -100,11 +100,7 @@ class QuantizedDecode final : public Stateful<State> {
   DEFINE_NAME(QuantizedAttention)
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
-    mx::Shape rows = inputs[0].shape();
-    mx::Shape out = rows;
-    out[3] = cache(inputs).values.inner();
-    rows.pop_back();
-    return state_.options.lse ? std::vector{out, rows} : std::vector{out};
+    return attention_shapes(inputs[0], cache(inputs).values.inner(), state_.options.lse);
   }
 
  protected:
