@@ -76,6 +76,19 @@ const Sm90Kernel* sm90_kernel(const FlashCall& call, FlashKind kind) {
   return found == kSm90Kernels.end() ? nullptr : &*found;
 }
 
+// Of a kernel of either source.
+FlashPlan plan_of(const char* source, const auto& kernel, FlashKind kind, int shared_bytes) {
+  return {
+      .source = source,
+      .kernel = std::string(kernel.name),
+      .kind = kind,
+      .rows = kernel.shape.rows(),
+      .keys = kernel.shape.keys,
+      .threads = kernel.shape.threads(),
+      .shared_bytes = shared_bytes,
+  };
+}
+
 }  // namespace
 
 bool on_flash_sm90(const FlashCall& call) {
@@ -91,15 +104,7 @@ std::optional<FlashPlan> plan_flash(const FlashCall& call) {
     const FlashKind kind = !call.masked ? (call.softcap ? FlashKind::capped : FlashKind::plain)
                                         : (call.biased && takes_bias(call) ? FlashKind::biased : FlashKind::general);
     const Sm90Kernel& kernel = *sm90_kernel(call, kind);
-    return FlashPlan{
-        .source = "flash_sm90",
-        .kernel = std::string(kernel.name),
-        .kind = kind,
-        .rows = kernel.shape.rows(),
-        .keys = kernel.shape.keys,
-        .threads = kernel.shape.threads(),
-        .shared_bytes = kernel.shape.shared_bytes(kind),
-    };
+    return plan_of("flash_sm90", kernel, kind, kernel.shape.shared_bytes(kind));
   }
   const bool general = call.masked || call.softcap;
   const std::string dtype = type_name(call.dtype);
@@ -114,15 +119,7 @@ std::optional<FlashPlan> plan_flash(const FlashCall& call) {
     return takes(kernel) && same_width(kernel.shape, found->shape) && is_resident(kernel.shape, shared_memory());
   });
   found = resident != kKernels.end() ? resident : found;
-  return FlashPlan{
-      .source = "flash",
-      .kernel = std::string(found->name),
-      .kind = FlashKind::general,
-      .rows = found->shape.rows(),
-      .keys = found->shape.keys,
-      .threads = found->shape.threads(),
-      .shared_bytes = found->shape.shared_bytes(),
-  };
+  return plan_of("flash", *found, FlashKind::general, found->shape.shared_bytes());
 }
 
 }  // namespace mlx_cuda
