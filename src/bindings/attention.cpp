@@ -20,9 +20,6 @@
 
 namespace mlx_cuda {
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
 namespace {
 
 // A function of a call.

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "attention/call.h"
+#include "bindings/parts.h"
 
-#include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 
@@ -11,10 +11,10 @@
 
 namespace mlx_cuda {
 
-inline AttentionOptions options_of(nanobind::handle python) {
-  auto number = [&](const char* name) { return nanobind::cast<float>(python.attr(name)); };
-  auto flag = [&](const char* name) { return nanobind::cast<bool>(python.attr(name)); };
-  const auto [left, right] = nanobind::cast<std::pair<int, int>>(python.attr("window"));
+inline AttentionOptions options_of(nb::handle python) {
+  auto number = [&](const char* name) { return nb::cast<float>(python.attr(name)); };
+  auto flag = [&](const char* name) { return nb::cast<bool>(python.attr(name)); };
+  const auto [left, right] = nb::cast<std::pair<int, int>>(python.attr("window"));
   return {
       .scale = number("scale"),
       .softcap = number("softcap"),
@@ -25,8 +25,8 @@ inline AttentionOptions options_of(nanobind::handle python) {
   };
 }
 
-inline AttentionArrays arrays_of(const mx::array& q, const mx::array& k, const mx::array& v, nanobind::handle python) {
-  auto array = [&](const char* name) { return nanobind::cast<MaybeArray>(python.attr(name)); };
+inline AttentionArrays arrays_of(const mx::array& q, const mx::array& k, const mx::array& v, nb::handle python) {
+  auto array = [&](const char* name) { return nb::cast<MaybeArray>(python.attr(name)); };
   return {
       .q = q,
       .k = k,

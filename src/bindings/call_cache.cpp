@@ -27,9 +27,6 @@
 
 namespace mlx_cuda {
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
 namespace {
 
 using StreamOrDevice = std::variant<std::monostate, mx::Stream, mx::Device, mx::Device::DeviceType>;

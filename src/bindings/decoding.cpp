@@ -6,7 +6,6 @@
 #include "decoding/fusion/sums.h"
 #include "decoding/graph/capture_error.h"
 
-#include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -22,10 +21,6 @@
 #include <tuple>
 #include <utility>
 #include <vector>
-
-namespace mx = mlx::core;
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace mlx_cuda {
 

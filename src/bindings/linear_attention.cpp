@@ -11,9 +11,6 @@
 
 namespace mlx_cuda {
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
 namespace {
 
 std::pair<mx::array, mx::array> run(const LinearAttention& in, bool delta, bool chunked, const mx::Stream& stream) {

@@ -24,9 +24,6 @@
 
 namespace mlx_cuda {
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
 namespace {
 
 mx::array run_dequantize(

@@ -14,7 +14,6 @@
 #include <cudnn.h>
 #include <mlx/version.h>
 #include <mlx_cuda_device_code.h>  // written by the build: the digest of the device code next to this module
-#include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
@@ -24,24 +23,21 @@
 #include <stdexcept>
 #include <string>
 
-namespace mx = mlx::core;
-namespace nb = nanobind;
-using namespace nb::literals;
+namespace mlx_cuda {
 
 namespace {
 
-using mlx_cuda::MaybeArray;
 using MaybeName = std::optional<std::string>;
 
-std::optional<mlx_cuda::Activation> activation_from(const MaybeName& name) {
+std::optional<Activation> activation_from(const MaybeName& name) {
   if (!name) {
-    return mlx_cuda::Activation::none;
+    return Activation::none;
   }
   if (*name == "relu") {
-    return mlx_cuda::Activation::relu;
+    return Activation::relu;
   }
   if (*name == "gelu_approx") {
-    return mlx_cuda::Activation::gelu_approx;
+    return Activation::gelu_approx;
   }
   return std::nullopt;
 }
@@ -91,19 +87,19 @@ nb::dict device_figures() {
   return figures;
 }
 
-mx::array linear(
+mx::array run_linear(
     const mx::array& x, const mx::array& w, const MaybeArray& bias, const MaybeName& activation, const mx::Stream& stream) {
   const auto known = activation_from(activation);
   if (!known) {
     throw std::invalid_argument("[linear] Unknown activation, got '" + *activation + "'.");
   }
-  return mlx_cuda::linear(x, w, bias, *known, stream);
+  return linear(x, w, bias, *known, stream);
 }
 
 // Warns once per reason. If the rules know by now that a library does not support such a call, cached choices are dropped.
-void warn(const mlx_cuda::Unavailable& error) {
+void warn(const Unavailable& error) {
   if (error.remembered) {
-    mlx_cuda::forget_calls();
+    forget_calls();
   }
   const std::string reason = error.what();
   static std::mutex mutex;
@@ -130,32 +126,35 @@ void warn(const mlx_cuda::Unavailable& error) {
 
 }  // namespace
 
-bool mlx_cuda::is_own(const mx::Primitive& primitive) {
+bool is_own(const mx::Primitive& primitive) {
   return dynamic_cast<const Fused*>(&primitive) != nullptr;
 }
 
+}  // namespace mlx_cuda
+
 NB_MODULE(MLX_CUDA_MODULE, m) {
+  using namespace mlx_cuda;
   nb::module_::import_("mlx.core");  // registers array and Stream
 
-  m.def("linear", &linear, "x"_a, "w"_a, "bias"_a.none(), "activation"_a.none(), "stream"_a);
-  mlx_cuda::bind_attention(m);
-  mlx_cuda::bind_matmul(m);
-  mlx_cuda::bind_linear_attention(m);
-  mlx_cuda::bind_call_cache(m);
-  mlx_cuda::bind_decoding(m);
-  m.def("all_sum", &mlx_cuda::all_sum, "x"_a, "group"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>());
-  m.def("all_sum_refusal", &mlx_cuda::all_sum_refusal, "x"_a, "group"_a);
-  m.def("share_memory", &mlx_cuda::share_memory);
-  m.def("swiglu", &mlx_cuda::swiglu, "gate"_a, "up"_a, "stream"_a);
-  m.def("allocation_route", &mlx_cuda::allocation_route, "stream"_a);
+  m.def("linear", &run_linear, "x"_a, "w"_a, "bias"_a.none(), "activation"_a.none(), "stream"_a);
+  bind_attention(m);
+  bind_matmul(m);
+  bind_linear_attention(m);
+  bind_call_cache(m);
+  bind_decoding(m);
+  m.def("all_sum", &all_sum, "x"_a, "group"_a, "stream"_a, nb::call_guard<nb::gil_scoped_release>());
+  m.def("all_sum_refusal", &all_sum_refusal, "x"_a, "group"_a);
+  m.def("share_memory", &share_memory);
+  m.def("swiglu", &swiglu, "gate"_a, "up"_a, "stream"_a);
+  m.def("allocation_route", &allocation_route, "stream"_a);
   m.def(
       "add_device_code",
       [](const std::string& source, const nb::bytes& packed) {
-        mlx_cuda::add_device_code(source, {static_cast<const char*>(packed.data()), packed.size()});
+        add_device_code(source, {static_cast<const char*>(packed.data()), packed.size()});
       },
       "source"_a, "packed"_a);
-  mlx_cuda::on_unavailable(&warn);
-  m.def("inject_fault", &mlx_cuda::inject_fault, "where"_a, "after"_a);
+  on_unavailable(&warn);
+  m.def("inject_fault", &inject_fault, "where"_a, "after"_a);
   m.def("build_info", &build_info);
   m.def("library_versions", &library_versions);
   m.def("device_figures", &device_figures);

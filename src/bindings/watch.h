@@ -1,8 +1,9 @@
 // Whether Python objects still hold what they held: the part of python/mlx_cuda/_replay/watch.py that runs at each step.
 #pragma once
 
-#include <mlx/array.h>
-#include <nanobind/nanobind.h>
+#include "bindings/parts.h"
+#include "runtime/arrays.h"
+
 #include <nanobind/stl/pair.h>
 
 #include <algorithm>
@@ -12,9 +13,6 @@
 #include <vector>
 
 namespace mlx_cuda {
-
-namespace mx = mlx::core;
-namespace nb = nanobind;
 
 // Compares addresses only, so that a step costs a few nanoseconds for each of thousands of objects. No references are held: the
 // caller keeps every object that it names, except `model`, and what they hold, so that no other object has one of their
@@ -232,9 +230,8 @@ inline void bind_watch(nb::module_& m) {
   nb::class_<Watch>(m, "Watch")
       .def(
           nb::init<nb::handle, const nb::list&, const nb::list&, const nb::list&, nb::handle, nb::handle, const nb::tuple&>(),
-          nb::arg("model"), nb::arg("instances"), nb::arg("dicts"), nb::arg("lists"), nb::arg("others"), nb::arg("referents"),
-          nb::arg("unwatched"))
-      .def("unchanged", &Watch::unchanged, nb::arg("model"));
+          "model"_a, "instances"_a, "dicts"_a, "lists"_a, "others"_a, "referents"_a, "unwatched"_a)
+      .def("unchanged", &Watch::unchanged, "model"_a);
   m.def(
       "same_arrays",
       [](const nb::list& given, const nb::list& known) {
@@ -243,7 +240,7 @@ inline void bind_watch(nb::module_& m) {
         const auto other = arrays_of(known);
         return std::equal(one.begin(), one.end(), other.begin(), other.end(), same);
       },
-      nb::arg("given"), nb::arg("known"));
+      "given"_a, "known"_a);
 }
 
 }  // namespace mlx_cuda
