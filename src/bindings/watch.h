@@ -44,18 +44,9 @@ class Watch {
       add_dict(named(owner), named(dict));
     }
     for (nb::handle each : lists) {
-      const Py_ssize_t size = PyList_Size(each.ptr());
-      lists_.push_back({each.ptr(), values_.size(), static_cast<std::size_t>(size)});
-      for (Py_ssize_t i = 0; i < size; ++i) {
-        add(nullptr, PyList_GetItem(each.ptr(), i));
-      }
+      lists_.push_back(list_content(each));
     }
-    const nb::object found = referents_now();
-    const Py_ssize_t size = PyList_Size(found.ptr());
-    for (Py_ssize_t i = 0; i < size; ++i) {
-      referents_.push_back(PyList_GetItem(found.ptr(), i));
-      add_array(referents_.back());
-    }
+    referents_ = list_content(referents_now());
   }
 
   bool unchanged(nb::handle model) const {
@@ -73,7 +64,7 @@ class Watch {
       }
     }
     for (const Content& each : lists_) {
-      if (!same_list(each)) {
+      if (!same_list(each, each.of)) {
         return false;
       }
     }
@@ -82,7 +73,7 @@ class Watch {
         return false;
       }
     }
-    return same_referents();
+    return same_list(referents_, referents_now());
   }
 
  private:
@@ -104,10 +95,6 @@ class Watch {
   void add(PyObject* key, PyObject* value) {
     keys_.push_back(key);
     values_.push_back(value);
-    add_array(value);
-  }
-
-  void add_array(PyObject* value) {
     if (nb::isinstance<mx::array>(value)) {  // Python's object stays, while an update in place gives it another array
       const auto* array = nb::inst_ptr<mx::array>(value);
       arrays_.emplace_back(array, array->id());
@@ -124,6 +111,14 @@ class Watch {
       return true;
     });
     dicts_.push_back({dict, first, values_.size() - first, owner});
+  }
+
+  Content list_content(nb::handle list) {
+    const Content content{list.ptr(), values_.size(), static_cast<std::size_t>(PyList_Size(list.ptr()))};
+    for (std::size_t i = 0; i < content.count; ++i) {
+      add(nullptr, PyList_GetItem(list.ptr(), static_cast<Py_ssize_t>(i)));
+    }
+    return content;
   }
 
   bool is_unwatched(PyObject* key) const {
@@ -166,12 +161,12 @@ class Watch {
     return same && at == end;
   }
 
-  bool same_list(const Content& content) const {
-    if (PyList_Size(content.of) != static_cast<Py_ssize_t>(content.count)) {
+  bool same_list(const Content& content, nb::handle list) const {
+    if (PyList_Size(list.ptr()) != static_cast<Py_ssize_t>(content.count)) {
       return false;
     }
     for (std::size_t i = 0; i < content.count; ++i) {
-      if (PyList_GetItem(content.of, static_cast<Py_ssize_t>(i)) !=
+      if (PyList_GetItem(list.ptr(), static_cast<Py_ssize_t>(i)) !=
           values_[content.first + i]) {  // an address, which is not looked into
         PyErr_Clear();                   // another thread made the list shorter
         return false;
@@ -188,19 +183,6 @@ class Watch {
     return nb::steal(found);
   }
 
-  bool same_referents() const {
-    const nb::object found = referents_now();
-    if (PyList_Size(found.ptr()) != static_cast<Py_ssize_t>(referents_.size())) {
-      return false;
-    }
-    for (std::size_t i = 0; i < referents_.size(); ++i) {
-      if (PyList_GetItem(found.ptr(), static_cast<Py_ssize_t>(i)) != referents_[i]) {
-        return false;
-      }
-    }
-    return true;
-  }
-
   PyObject* model_;
   PyObject* others_;
   PyObject* get_referents_;
@@ -208,9 +190,9 @@ class Watch {
   std::vector<std::pair<PyObject*, PyTypeObject*>> instances_{};
   std::vector<Content> dicts_{};
   std::vector<Content> lists_{};
+  Content referents_{};            // of a list that is made anew each time
   std::vector<PyObject*> keys_{};  // of dicts, next to their values
   std::vector<PyObject*> values_{};
-  std::vector<PyObject*> referents_{};
   std::vector<std::pair<const mx::array*, std::uintptr_t>> arrays_{};
 };
 
