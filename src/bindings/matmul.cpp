@@ -53,23 +53,18 @@ std::string small_m_kernel(
   return kernel.source.empty() ? "" : kernel.source + " " + kernel.name;
 }
 
-// Reads the options of quantized_small_m, with the weights in their parts.
-template <auto Run>
-auto run_small_m(
-    const mx::array& x,
-    const mx::array& w,
-    const mx::array& scales,
-    const MaybeArray& biases,
-    const MaybeArray& lhs_indices,
-    const MaybeArray& rhs_indices,
-    bool transpose,
-    int group_size,
-    int bits,
-    const std::string& mode,
-    bool small,
-    bool sorted,
-    const mx::Stream& stream) {
-  return Run(x, {{group_size, bits, mode}, w, scales, biases}, lhs_indices, rhs_indices, transpose, small, sorted, stream);
+// A function of x and quantized weights, which come in their parts, and of what has these names.
+template <typename Result, typename... Rest, typename... Names>
+void define(
+    nb::module_& m,
+    const char* name,
+    Result (*function)(const mx::array&, const QuantizedWeights&, Rest...),
+    const Names&... names) {
+  const auto apply = [function](
+                         const mx::array& x, const mx::array& w, const mx::array& scales, const MaybeArray& biases, int group_size,
+                         int bits, const std::string& mode,
+                         Rest... rest) { return function(x, {{group_size, bits, mode}, w, scales, biases}, rest...); };
+  m.def(name, apply, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "group_size"_a, "bits"_a, "mode"_a, names...);
 }
 
 // Of grouped_matmul, or with indices of gather_mm.
@@ -78,33 +73,6 @@ std::string grouped_name(
   mx::cu::device(stream.device).make_current();
   const KernelName kernel = rhs_indices ? gather_mm_kernel(x, w, *rhs_indices, transpose) : grouped_matmul_kernel(x, w, transpose);
   return kernel.source + (" " + kernel.name);
-}
-
-mx::array run_dequantized(
-    const mx::array& x,
-    const mx::array& w,
-    const mx::array& scales,
-    const MaybeArray& biases,
-    bool transpose,
-    int group_size,
-    int bits,
-    const std::string& mode,
-    const mx::Stream& stream) {
-  return dequantize_then_gemm(x, {{group_size, bits, mode}, w, scales, biases}, transpose, stream);
-}
-
-mx::array run_grouped(
-    const mx::array& x,
-    const mx::array& w,
-    const mx::array& scales,
-    const MaybeArray& biases,
-    const mx::array& offsets,
-    bool transpose,
-    int group_size,
-    int bits,
-    const std::string& mode,
-    const mx::Stream& stream) {
-  return grouped_quantized(x, {{group_size, bits, mode}, w, scales, biases}, offsets, transpose, stream);
 }
 
 std::pair<mx::array, mx::array> quantize_by_name(const mx::array& x, const std::string& how, const mx::Stream& stream) {
@@ -146,20 +114,16 @@ void bind_matmul(nb::module_& m) {
   m.def(
       "dequantize", &run_dequantize, "w"_a, "scales"_a, "biases"_a.none(), "group_size"_a, "bits"_a, "mode"_a, "dtype"_a,
       "stream"_a);
-  m.def(
-      "quantized_small_m", &run_small_m<quantized_small_m>, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(),
-      "rhs_indices"_a.none(), "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "small"_a, "sorted_indices"_a, "stream"_a);
-  m.def(
-      "quantized_kernel", &run_small_m<small_m_kernel>, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "lhs_indices"_a.none(),
-      "rhs_indices"_a.none(), "transpose"_a, "group_size"_a, "bits"_a, "mode"_a, "small"_a, "sorted_indices"_a, "stream"_a,
+  define(
+      m, "quantized_small_m", &quantized_small_m, "lhs_indices"_a.none(), "rhs_indices"_a.none(), "transpose"_a, "small"_a,
+      "sorted_indices"_a, "stream"_a);
+  define(
+      m, "quantized_kernel", &small_m_kernel, "lhs_indices"_a.none(), "rhs_indices"_a.none(), "transpose"_a, "small"_a,
+      "sorted_indices"_a, "stream"_a,
       "The source and the kernel of quantized_small_m for these arguments; empty where MLX's own runs.");
-  m.def(
-      "dequantize_then_gemm", &run_dequantized, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "transpose"_a, "group_size"_a,
-      "bits"_a, "mode"_a, "stream"_a);
+  define(m, "dequantize_then_gemm", &dequantize_then_gemm, "transpose"_a, "stream"_a);
   m.def("grouped_matmul", &grouped_matmul, "x"_a, "w"_a, "offsets"_a, "transpose"_a, "stream"_a);
-  m.def(
-      "grouped_quantized", &run_grouped, "x"_a, "w"_a, "scales"_a, "biases"_a.none(), "offsets"_a, "transpose"_a, "group_size"_a,
-      "bits"_a, "mode"_a, "stream"_a);
+  define(m, "grouped_quantized", &grouped_quantized, "offsets"_a, "transpose"_a, "stream"_a);
   m.def("expert_offsets", &expert_offsets, "sorted_indices"_a, "experts"_a, "stream"_a);
   m.def(
       "gather_mm", &gather_mm, "x"_a, "w"_a, "lhs_indices"_a.none(), "rhs_indices"_a, "transpose"_a, "sorted_indices"_a,

@@ -58,14 +58,13 @@ def quantised(has: Inputs) -> Calls:
     """Values of quantised weights, and matmuls of few and many rows with them."""
 
     def few(x: Any, parts: tuple[Any, ...], transpose: bool = True, lhs: Any = None, rhs: Any = None) -> Any:
-        w, scales, biases, *form = parts
-        return has.native.quantized_small_m(x, w, scales, biases, lhs, rhs, transpose, *form, False, False, has.stream)
+        return has.native.quantized_small_m(x, *parts, lhs, rhs, transpose, False, False, has.stream)
 
     def many(x: Any, parts: tuple[Any, ...], transpose: bool) -> Any:
-        return has.native.dequantize_then_gemm(x, *parts[:3], transpose, *parts[3:], has.stream)
+        return has.native.dequantize_then_gemm(x, *parts, transpose, has.stream)
 
     def experts(x: Any, parts: tuple[Any, ...], offsets: Any, transpose: bool) -> Any:
-        return has.native.grouped_quantized(x, *parts[:3], offsets, transpose, *parts[3:], has.stream)
+        return has.native.grouped_quantized(x, *parts, offsets, transpose, has.stream)
 
     for form, dtype in itertools.product(FORMS, has.dtypes):
         name = f"{form[0]} {form[2]} {dtype}"

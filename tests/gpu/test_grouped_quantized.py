@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 def grouped(x: mx.array, given: cases.Weights, bounds: list[int], *, transpose: bool = True) -> mx.array:
     parts, options = arguments(given)
     offsets = mx.array(bounds, mx.int32)
-    result: mx.array = native().grouped_quantized(x, *parts, offsets, transpose, *options, mx.default_stream(mx.gpu))
+    result: mx.array = native().grouped_quantized(x, *parts, *options, offsets, transpose, mx.default_stream(mx.gpu))
     return result
 
 

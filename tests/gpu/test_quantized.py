@@ -65,7 +65,7 @@ def upstream(given: cases.Weights, dtype: mx.Dtype) -> mx.array:
 
 def matmul(x: mx.array, given: cases.Weights, lhs: mx.array | None = None, rhs: mx.array | None = None, transpose: bool = True) -> mx.array:
     parts, options = arguments(given)
-    result: mx.array = native().quantized_small_m(x, *parts, lhs, rhs, transpose, *options, False, False, mx.default_stream(mx.gpu))
+    result: mx.array = native().quantized_small_m(x, *parts, *options, lhs, rhs, transpose, False, False, mx.default_stream(mx.gpu))
     return result
 
 

@@ -18,7 +18,7 @@ class Matmuls:
         self.calls: list[str] = []
 
     def quantized_small_m(self, x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, *rest: Any) -> mx.array:
-        lhs, rhs, transpose, group_size, bits, mode, small, _, _ = rest
+        group_size, bits, mode, lhs, rhs, transpose, small, _, _ = rest
         self.calls.append(f"{'small' if small else 'small_m'} {x.shape} {_shape(lhs)} {_shape(rhs)}")
         dense = self._dense(w, scales, biases, group_size, bits, mode)
         a = x.astype(mx.float32)
@@ -31,12 +31,12 @@ class Matmuls:
         return (a @ (dense.swapaxes(-1, -2) if transpose else dense)).astype(x.dtype)
 
     def quantized_kernel(self, x: mx.array, w: mx.array, *rest: Any) -> str:
-        _, _, _, rhs, transpose, _, _, _, small, _, _ = rest
+        _, _, _, _, _, _, rhs, transpose, small, _, _ = rest
         assert w.ndim == (2 if rhs is None else 3)
         return "" if small else f"source {x.shape} {_shape(rhs)} {transpose}"
 
     def dequantize_then_gemm(self, x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, *rest: Any) -> mx.array:
-        transpose, group_size, bits, mode, _ = rest
+        group_size, bits, mode, transpose, _ = rest
         self.calls.append(f"dequantize {x.shape} {transpose}")
         assert w.ndim == 2
         dense = self._dense(w, scales, biases, group_size, bits, mode)
@@ -63,7 +63,7 @@ class Matmuls:
         return (a @ (b.swapaxes(1, 2) if transpose else b)).astype(x.dtype)
 
     def grouped_quantized(self, x: mx.array, w: mx.array, scales: mx.array, biases: mx.array | None, *rest: Any) -> mx.array:
-        offsets, transpose, group_size, bits, mode, _ = rest
+        group_size, bits, mode, offsets, transpose, _ = rest
         self.calls.append(f"grouped quantised {x.shape} {transpose}")
         assert x.shape[1] % 8 == 0
         return mx.stop_gradient(self._groups(x, self._dense(w, scales, biases, group_size, bits, mode), offsets, transpose))

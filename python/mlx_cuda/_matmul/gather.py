@@ -248,7 +248,8 @@ def _operands(call: GatherCall) -> tuple[mx.array, mx.array, mx.array | None, mx
 def _small_m(call: GatherCall) -> tuple[Any, ...]:
     """Return the arguments of the native module's quantized_small_m."""
     assert call.plan.form is not None  # noqa: S101  (the weights are quantized)
-    return (*_operands(call), call.transpose, *call.plan.form, False, call.plan.ordered, call.stream)
+    x, w, scales, biases, lhs, rhs = _operands(call)
+    return x, w, scales, biases, *call.plan.form, lhs, rhs, call.transpose, False, call.plan.ordered, call.stream
 
 
 def _in_order(x: mx.array, lhs: mx.array | None, rhs: mx.array, experts: QuantizedExperts, plan: GatherPlan, stream: mx.Stream) -> mx.array:

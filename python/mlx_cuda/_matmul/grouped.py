@@ -158,7 +158,7 @@ def grouped_quantized(x: mx.array, experts: QuantizedExperts, offsets: mx.array,
 
     def forward(x: mx.array, *parts: mx.array) -> mx.array:
         scales, biases = unpacked(parts)
-        return module.grouped_quantized(x, w, scales, biases, offsets, transpose, *form, stream)
+        return module.grouped_quantized(x, w, scales, biases, *form, offsets, transpose, stream)
 
     def dense_groups(x: mx.array, transpose: bool, scales: mx.array, biases: mx.array | None) -> mx.array:
         dense = mx.dequantize(w, scales, biases, *form, dtype=x.dtype, stream=stream)

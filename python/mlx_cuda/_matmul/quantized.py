@@ -141,7 +141,7 @@ def _operands(call: QuantizedCall) -> Operands:
 
 def _small_m(call: QuantizedCall) -> tuple[Any, ...]:
     """Return the arguments of the native module's quantized_small_m."""
-    return (*_operands(call), None, None, call.transpose, *call.plan.form, call.choice.engine == "gemv", False, call.stream)
+    return (*_operands(call), *call.plan.form, None, None, call.transpose, call.choice.engine == "gemv", False, call.stream)
 
 
 @by_limits(CACHED_SHAPES, typed=True)  # 64.0 is no 64
@@ -186,7 +186,7 @@ def _dequantize(operands: Operands, transpose: bool, form: Format, stream: mx.St
 
     def forward(x: mx.array, *parts: mx.array) -> mx.array:
         scales, biases = unpacked(parts)
-        return native.module(stream).dequantize_then_gemm(x, w, scales, biases, transpose, *form, stream)
+        return native.module(stream).dequantize_then_gemm(x, w, scales, biases, *form, transpose, stream)
 
     def backward(primals: tuple[mx.array, ...], cotangent: mx.array, _: mx.array) -> list[mx.array]:
         x, *parts = primals
