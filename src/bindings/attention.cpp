@@ -22,22 +22,18 @@ namespace mlx_cuda {
 
 namespace {
 
-// A function of a call.
-template <auto function>
-auto run(const mx::array& q, const mx::array& k, const mx::array& v, nb::handle options, const mx::Stream& stream) {
-  return function(arrays_of(q, k, v, options), options_of(options), stream);
-}
-
-Arrays run_decode(
+// A function of a call, some of which have a block table.
+template <auto function, typename... Table>
+auto run(
     const mx::array& q,
     const mx::array& k,
     const mx::array& v,
     nb::handle options,
     const mx::Stream& stream,
-    const MaybeArray& block_table) {
+    const Table&... table) {
   AttentionArrays in = arrays_of(q, k, v, options);
-  in.table = block_table;
-  return decode_attention(in, options_of(options), stream);
+  ((in.table = table), ...);
+  return function(in, options_of(options), stream);
 }
 
 Arrays run_varlen(
@@ -102,7 +98,9 @@ void bind_attention(nb::module_& m) {
   m.def(
       "cudnn_refusal", &run<why_attention_unsupported>, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a,
       "Why cuDNN does not take these shapes; empty when it does.");
-  m.def("decode_attention", &run_decode, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a, "block_table"_a.none() = nb::none());
+  m.def(
+      "decode_attention", &run<decode_attention, MaybeArray>, "q"_a, "k"_a, "v"_a, "options"_a, "stream"_a,
+      "block_table"_a.none() = nb::none());
   m.def(
       "quantized_attention", &run_quantized<quantized_attention>, "q"_a, "k"_a, "v"_a, "form"_a, "options"_a, "stream"_a,
       "block_table"_a.none() = nb::none());
