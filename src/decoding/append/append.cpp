@@ -32,10 +32,8 @@ class Append final : public StepPrimitive {
     params.batch = inputs[0].shape(0);
     params.heads = inputs[0].shape(1);
     params.capacity = inputs[2].shape(2);
-    Arrays rows;
-    for (int i = 0; i < 2; ++i) {
-      rows.push_back(with_adjacent_elements(inputs[i], encoder, stream()));
-    }
+    const mx::array rows[2] = {
+        with_adjacent_elements(inputs[0], encoder, stream()), with_adjacent_elements(inputs[1], encoder, stream())};
     KernelNode node(encoder);
     params.where = node.reads<int>(inputs[4]);
     int longest = 0;
@@ -58,14 +56,14 @@ class Append final : public StepPrimitive {
 
 class QuantizedAppend final : public StepPrimitive {
  public:
-  QuantizedAppend(const mx::Stream& stream, int group, int bits) : StepPrimitive(stream), group_(group), bits_(bits) {}
+  QuantizedAppend(const mx::Stream& stream, QuantizedAppendForm form) : StepPrimitive(stream), form_(form) {}
 
   const char* name() const override {
     return kQuantizedCacheAppend;
   }
 
   QuantizedAppendForm form() const {
-    return {group_, bits_};
+    return form_;
   }
 
   // Inputs: keys, values, the six arrays of the memory, and the position.
@@ -79,20 +77,19 @@ class QuantizedAppend final : public StepPrimitive {
         with_adjacent_elements(inputs[0], encoder, stream()), with_adjacent_elements(inputs[1], encoder, stream())};
     KernelNode node(encoder);
     params.where = node.reads<int>(inputs[8]);
-    params.to = quantized_rows({inputs.begin() + 2, inputs.begin() + 8}, outputs, group_, node);
+    params.to = quantized_rows({inputs.begin() + 2, inputs.begin() + 8}, outputs, form_.group, node);
     for (int i = 0; i < 2; ++i) {
       params.rows[i] = node.reads(rows[i]);
       params.distances[i][0] = rows[i].strides(0);
       params.distances[i][1] = rows[i].strides(1);
     }
-    CUfunction kernel = with_pdl(kernels.function(kernel_for(kQuantized, type_name(rows[0].dtype()), bits_)));
+    CUfunction kernel = with_pdl(kernels.function(kernel_for(kQuantized, type_name(rows[0].dtype()), form_.bits)));
     const int warps = 2 * params.batch * params.heads;
     node.launch(kernel, dim3(ceil_div(warps, QuantizedAppendParams::kWarps)), 32 * QuantizedAppendParams::kWarps, 0, params);
   }
 
  private:
-  int group_;
-  int bits_;
+  QuantizedAppendForm form_;
 };
 
 class Replace final : public StepPrimitive {
@@ -136,6 +133,17 @@ class Replace final : public StepPrimitive {
   Arrays to_;
 };
 
+// Outputs are all inputs but the keys and values, which come first, and the last, which says where these go.
+Arrays appended(std::shared_ptr<mx::Primitive> primitive, const Arrays& inputs) {
+  std::vector<mx::Shape> shapes;
+  std::vector<mx::Dtype> dtypes;
+  for (auto part = inputs.begin() + 2; part != inputs.end() - 1; ++part) {
+    shapes.push_back(part->shape());
+    dtypes.push_back(part->dtype());
+  }
+  return mx::array::make_arrays(std::move(shapes), dtypes, std::move(primitive), inputs);
+}
+
 }  // namespace
 
 mx::array cache_replace(const mx::array& result, const Arrays& from, const Arrays& to, const mx::Stream& stream) {
@@ -164,29 +172,12 @@ QuantizedRows quantized_rows(const Arrays& memory, Arrays& outputs, int group, K
   return to;
 }
 
-Arrays quantized_cache_append(
-    const mx::array& keys,
-    const mx::array& values,
-    const Arrays& memory,
-    int group,
-    int bits,
-    const mx::array& where,
-    const mx::Stream& stream) {
-  Arrays inputs{keys, values};
-  std::vector<mx::Shape> shapes;
-  std::vector<mx::Dtype> dtypes;
-  for (const mx::array& part : memory) {
-    inputs.push_back(part);
-    shapes.push_back(part.shape());
-    dtypes.push_back(part.dtype());
-  }
-  inputs.push_back(where);
-  return mx::array::make_arrays(std::move(shapes), dtypes, std::make_shared<QuantizedAppend>(stream, group, bits), inputs);
+Arrays cache_append(const Arrays& inputs, const mx::Stream& stream) {
+  return appended(std::make_shared<Append>(stream), inputs);
 }
 
-Arrays cache_append(const Arrays& inputs, const mx::Stream& stream) {
-  return mx::array::make_arrays(
-      {inputs[2].shape(), inputs[3].shape()}, {inputs[2].dtype(), inputs[3].dtype()}, std::make_shared<Append>(stream), inputs);
+Arrays quantized_cache_append(const Arrays& inputs, QuantizedAppendForm form, const mx::Stream& stream) {
+  return appended(std::make_shared<QuantizedAppend>(stream, form), inputs);
 }
 
 }  // namespace mlx_cuda

@@ -23,16 +23,10 @@ struct QuantizedAppendForm {
   int bits;
 };
 
-// The same for a quantized KV cache: `memory` has the packed keys [pages, heads, capacity, dim * bits / 32], their scales and
-// biases [pages, heads, capacity, dim / group], and those of the values. 4 or 8 bits; dims are multiples of 32 up to 256.
-Arrays quantized_cache_append(
-    const mx::array& keys,
-    const mx::array& values,
-    const Arrays& memory,
-    int group,
-    int bits,
-    const mx::array& where,
-    const mx::Stream& stream);
+// The same for a quantized KV cache, of which the inputs are the packed keys [pages, heads, capacity, dim * bits / 32], their
+// scales and biases [pages, heads, capacity, dim / group], and those of the values. 4 or 8 bits; dims are multiples of 32 up to
+// 256.
+Arrays quantized_cache_append(const Arrays& inputs, QuantizedAppendForm form, const mx::Stream& stream);
 
 // Of an array that such an append gave.
 QuantizedAppendForm quantized_append_form(const mx::array& out);

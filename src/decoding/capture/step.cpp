@@ -194,7 +194,10 @@ Arrays Step::append(const mx::array& keys, const mx::array& values, const mx::ar
 
 Arrays Step::append_quantized(
     const mx::array& keys, const mx::array& values, const Arrays& memory, int group, int bits, int place) {
-  return quantized_cache_append(keys, values, memory, group, bits, where(place), stream_);
+  Arrays inputs{keys, values};
+  inputs.insert(inputs.end(), memory.begin(), memory.end());
+  inputs.push_back(where(place));
+  return quantized_cache_append(inputs, {group, bits}, stream_);
 }
 
 void Step::leave_alone(bool alone) const {
