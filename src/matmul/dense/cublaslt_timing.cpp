@@ -24,9 +24,13 @@ struct Destroyer {
   void operator()(CUstream stream) const {
     cuStreamDestroy(stream);
   }
+  void operator()(void* memory) const {
+    cuMemFree(reinterpret_cast<CUdeviceptr>(memory));
+  }
 };
 using Event = std::unique_ptr<std::remove_pointer_t<CUevent>, Destroyer>;
 using Stream = std::unique_ptr<std::remove_pointer_t<CUstream>, Destroyer>;
+using Memory = std::unique_ptr<void, Destroyer>;
 
 Event make_event() {
   CUevent event = nullptr;
@@ -41,29 +45,11 @@ Stream make_stream() {
   return Stream(stream);
 }
 
-// Memory from the driver for as long as this object lives; null where there is none.
-class Memory {
- public:
-  explicit Memory(std::size_t bytes) {
-    if (bytes && !succeeded(cuMemAlloc(&address_, bytes))) {
-      address_ = 0;
-    }
-  }
-  ~Memory() {
-    if (address_) {
-      cuMemFree(address_);
-    }
-  }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-
-  void* get() const {
-    return reinterpret_cast<void*>(address_);
-  }
-
- private:
-  CUdeviceptr address_ = 0;
-};
+// From the driver; null where there is none.
+Memory make_memory(std::size_t bytes) {
+  CUdeviceptr address = 0;
+  return Memory(bytes && succeeded(cuMemAlloc(&address, bytes)) ? reinterpret_cast<void*>(address) : nullptr);
+}
 
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -131,7 +117,7 @@ class Operands {
   // One operand, of `count` numbers.
   struct Part {
     Part(mx::Dtype type, std::int64_t numbers)
-        : dtype(type), count(numbers), memory(static_cast<std::size_t>(numbers) * mx::size_of(type)) {}
+        : dtype(type), count(numbers), memory(make_memory(static_cast<std::size_t>(numbers) * mx::size_of(type))) {}
 
     mx::Dtype dtype;
     std::int64_t count;
@@ -152,14 +138,14 @@ std::optional<std::vector<double>> time_candidates(
   for (const Candidate& candidate : candidates) {
     most = std::max(most, candidate.workspaceSize);
   }
-  const Memory workspace(most);
+  const Memory workspace = make_memory(most);
   const auto pointers = operands.pointers(stream.get());
   if (!pointers || (most && !workspace.get())) {
     return std::nullopt;
   }
   const auto cache = static_cast<std::size_t>(device_attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE));
   // Operands that fit the L2 cache are evicted before each run.
-  const Memory other(operands.traffic() < 2 * cache ? cache : 0);
+  const Memory other = make_memory(operands.traffic() < 2 * cache ? cache : 0);
   // All runs are queued at once: during pauses, clocks would rise above those under load.
   std::vector<std::vector<std::pair<Event, Event>>> runs(candidates.size());
   std::vector<bool> works(candidates.size(), true);
