@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <string>
 #include <tuple>
-#include <utility>
 
 namespace mlx_cuda {
 

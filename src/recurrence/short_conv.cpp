@@ -1,6 +1,5 @@
 #include "recurrence/short_conv.h"
 
-#include "recurrence/calls.h"
 #include "recurrence/kernels.h"
 #include "recurrence/short_conv_params.h"
 #include "runtime/device_code.h"

@@ -8,8 +8,6 @@
 #include "runtime/lru.h"
 #include "runtime/status.h"
 
-#include <mlx/backend/cuda/utils.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <map>

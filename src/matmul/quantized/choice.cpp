@@ -3,8 +3,6 @@
 #include "matmul/quantized/kernels.h"
 #include "runtime/device_code.h"
 #include "runtime/kernel_table.h"
-#include "runtime/memory.h"
-#include "runtime/node.h"
 
 #include <cmath>
 #include <limits>
