@@ -29,19 +29,6 @@ namespace {
 
 using MaybeName = std::optional<std::string>;
 
-std::optional<Activation> activation_from(const MaybeName& name) {
-  if (!name) {
-    return Activation::none;
-  }
-  if (*name == "relu") {
-    return Activation::relu;
-  }
-  if (*name == "gelu_approx") {
-    return Activation::gelu_approx;
-  }
-  return std::nullopt;
-}
-
 // Versions are encoded as 1000 * major + 10 * minor by the driver, and otherwise by each library in its own way.
 std::string dotted(std::size_t version, std::size_t major_unit, std::size_t minor_unit, bool with_patch) {
   std::string text = std::to_string(version / major_unit) + "." + std::to_string(version % major_unit / minor_unit);
@@ -89,11 +76,11 @@ nb::dict device_figures() {
 
 mx::array run_linear(
     const mx::array& x, const mx::array& w, const MaybeArray& bias, const MaybeName& activation, const mx::Stream& stream) {
-  const auto known = activation_from(activation);
-  if (!known) {
+  if (activation && activation != "relu" && activation != "gelu_approx") {
     throw std::invalid_argument("[linear] Unknown activation, got '" + *activation + "'.");
   }
-  return linear(x, w, bias, *known, stream);
+  const Activation known = !activation ? Activation::none : activation == "relu" ? Activation::relu : Activation::gelu_approx;
+  return linear(x, w, bias, known, stream);
 }
 
 // Warns once per reason. If the rules know by now that a library does not support such a call, cached choices are dropped.
