@@ -85,19 +85,15 @@ cudaDataType_t data_type(mx::Dtype dtype) {
 
 // MLX's own switch, which it does not export.
 bool tf32_enabled() {
-  static const bool enabled = [] {
-    const char* value = std::getenv("MLX_ENABLE_TF32");
-    return !value || std::atoi(value) != 0;
-  }();
+  static const char* const value = std::getenv("MLX_ENABLE_TF32");
+  static const bool enabled = !value || std::atoi(value) != 0;
   return enabled;
 }
 
 // The way without fused epilogues is taken by itself where cuBLASLt has none; this makes it testable everywhere.
 bool fuses_epilogues() {
-  static const bool fuses = [] {
-    const char* value = std::getenv("MLX_CUDA_EPILOGUE");
-    return !value || std::string_view(value) != "separate";
-  }();
+  static const char* const value = std::getenv("MLX_CUDA_EPILOGUE");
+  static const bool fuses = !value || std::string_view(value) != "separate";
   return fuses;
 }
 
