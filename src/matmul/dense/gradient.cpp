@@ -127,16 +127,17 @@ class LinearGradientPrimitive final : public Stateful<GradientOptions> {
 
 }  // namespace
 
+mx::array as_matrix(const mx::array& in, const mx::Stream& stream) {
+  return in.ndim() == 1 ? mx::expand_dims(in, 0, stream) : mx::flatten(in, 0, -2, stream);
+}
+
 LinearGradient linear_gradient(
     const mx::array& outer, const mx::array& saved, Activation activation, bool with_bias, const mx::Stream& stream) {
   if (activation == Activation::none && !with_bias) {
     return {outer, std::nullopt};
   }
-  auto rows = [&](const mx::array& in) { return in.ndim() == 1 ? mx::expand_dims(in, 0, stream) : mx::flatten(in, 0, -2, stream); };
-  Arrays inputs{rows(outer)};
-  if (activation != Activation::none) {
-    inputs.push_back(rows(saved));
-  }
+  const auto point = activation == Activation::none ? std::nullopt : std::optional(as_matrix(saved, stream));
+  const Arrays inputs = joined({as_matrix(outer, stream)}, point);
   const Arrays results = results_of<LinearGradientPrimitive>(inputs, outer.dtype(), stream, GradientOptions{activation, with_bias});
   const MaybeArray bias = with_bias ? std::optional(results.back()) : std::nullopt;
   return {activation == Activation::none ? outer : mx::reshape(results[0], outer.shape(), stream), bias};

@@ -13,6 +13,9 @@ struct LinearGradient {
   MaybeArray bias;  // its sum over all but the last dimension
 };
 
+// An array [..., N] as a matrix.
+mx::array as_matrix(const mx::array& in, const mx::Stream& stream);
+
 // `outer` [..., N] is the gradient of the layer's result; `saved`, of the same shape, that result for relu, what gelu_approx was
 // applied to, and is not looked at without an activation. All of one dtype (float16, bfloat16 or float32), no dimension empty.
 LinearGradient linear_gradient(

@@ -108,16 +108,13 @@ class Linear final : public Stateful<LinearOptions> {
     const mx::array& w = primals[1];
     const bool bias_wanted = std::find(argnums.begin(), argnums.end(), 2) != argnums.end();
     const LinearGradient gradient = linear_gradient(cotangents[0], saved(primals, outputs), state_.activation, bias_wanted, stream);
-    auto rows = [&](const mx::array& in) {
-      return in.ndim() == 1 ? mx::expand_dims(in, 0, stream) : mx::flatten(in, 0, -2, stream);
-    };
     Arrays wanted;
     for (const int argnum : argnums) {
       if (argnum == 0) {
         wanted.push_back(linear(gradient.inner, mx::transpose(w, stream), std::nullopt, Activation::none, stream));
       } else if (argnum == 1) {
-        const mx::array columns = mx::transpose(rows(gradient.inner), stream);
-        wanted.push_back(linear(columns, mx::transpose(rows(x), stream), std::nullopt, Activation::none, stream));
+        const mx::array columns = mx::transpose(as_matrix(gradient.inner, stream), stream);
+        wanted.push_back(linear(columns, mx::transpose(as_matrix(x, stream), stream), std::nullopt, Activation::none, stream));
       } else {
         wanted.push_back(*gradient.bias);
       }
@@ -130,10 +127,9 @@ class Linear final : public Stateful<LinearOptions> {
     if (std::any_of(axes.begin() + 1, axes.end(), [](int axis) { return axis >= 0; })) {
       return Fused::vmap(inputs, axes);
     }
-    const mx::array x = mx::moveaxis(inputs[0], axes[0], 0, queue());
-    Arrays batched{x, inputs[1]};
-    batched.insert(batched.end(), inputs.begin() + 2, inputs.end());
-    return {results_of<Linear>(batched, x.dtype(), queue(), state_), std::vector<int>(state_.inside ? 2 : 1, 0)};
+    Arrays batched = inputs;
+    batched[0] = mx::moveaxis(inputs[0], axes[0], 0, queue());
+    return {results_of<Linear>(batched, inputs[0].dtype(), queue(), state_), std::vector<int>(state_.inside ? 2 : 1, 0)};
   }
 
  protected:
