@@ -15,10 +15,7 @@ mx::Strides dense_strides(mx::Shape shape, bool columns) {
   if (columns) {
     std::swap(shape[last], shape[last - 1]);
   }
-  mx::Strides strides(shape.size(), 1);
-  for (std::size_t axis = last; axis > 0; --axis) {
-    strides[axis - 1] = strides[axis] * shape[axis];
-  }
+  mx::Strides strides = mx::array(std::move(shape), mx::bool_, nullptr, {}).strides();
   if (columns) {
     std::swap(strides[last], strides[last - 1]);
   }
