@@ -23,11 +23,7 @@ Arrays to_inputs(const LinearAttention& in) {
 LinearAttention from_inputs(const Arrays& in, const Parts& parts) {
   std::size_t place = 5;
   const auto optional = [&](bool there) { return there ? std::optional(in[place++]) : std::nullopt; };
-  LinearAttention result{in[0], in[1], in[2], in[3], in[4], {}, {}, {}};
-  result.state = optional(parts.state);
-  result.mask = optional(parts.mask);
-  result.offsets = optional(parts.offsets);
-  return result;
+  return {in[0], in[1], in[2], in[3], in[4], optional(parts.state), optional(parts.mask), optional(parts.offsets)};
 }
 
 Operand operand(const mx::array& in, KernelNode& node) {

@@ -219,10 +219,7 @@ std::optional<Arrays> linear_attention_scan(
   if (!there) {
     return std::nullopt;
   }
-  Arrays inputs = to_inputs(in);
-  inputs.push_back(dy);
-  inputs.push_back(last);
-  return ScanBack::results(inputs, parts_of(in, {delta, true}), stream);
+  return ScanBack::results(joined(to_inputs(in), dy, last), parts_of(in, {delta, true}), stream);
 }
 
 std::optional<Arrays> linear_attention_gradients(
@@ -243,12 +240,8 @@ std::optional<Arrays> linear_attention_gradients(
   }
   LinearAttention own = in;
   own.state.reset();
-  Arrays inputs = to_inputs(own);
-  inputs.push_back(dy);
-  inputs.insert(inputs.end(), scan.begin(), scan.begin() + 4);
-  if (delta) {
-    inputs.push_back(scan[5]);
-  }
+  const auto solve = delta ? std::optional(scan[5]) : std::nullopt;
+  const Arrays inputs = joined(to_inputs(own), dy, scan[0], scan[1], scan[2], scan[3], solve);
   return ChunkGradients::results(inputs, parts_of(own, {delta, true}), stream);
 }
 

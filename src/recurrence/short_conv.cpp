@@ -75,14 +75,9 @@ class ShortConvolution final : public Stateful<ShortConvParts> {
 
  private:
   ShortConv named(const Arrays& inputs) const {
-    ShortConv in{inputs[0], inputs[1], std::nullopt, std::nullopt, state_.padded};
-    if (state_.bias) {
-      in.bias = inputs[2];
-    }
-    if (state_.state) {
-      in.state = inputs.back();
-    }
-    return in;
+    const auto bias = state_.bias ? std::optional(inputs[2]) : std::nullopt;
+    const auto state = state_.state ? std::optional(inputs.back()) : std::nullopt;
+    return {inputs[0], inputs[1], bias, state, state_.padded};
   }
 };
 

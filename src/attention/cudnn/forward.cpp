@@ -118,8 +118,7 @@ Arrays attention(const AttentionArrays& in, const AttentionOptions& options, con
   if (in.sinks) {
     own.sinks = mx::contiguous(to_float32(*in.sinks, stream), false, stream);
   }
-  Arrays inputs{in.q, in.k, in.v};
-  add_optional(own, inputs);
+  const Arrays inputs = joined({in.q, in.k, in.v}, own.sinks);
   const bool traced = std::any_of(inputs.begin(), inputs.end(), [](const mx::array& input) { return input.is_tracer(); });
   if (!traced) {
     return Attention::results(inputs, options, stream);

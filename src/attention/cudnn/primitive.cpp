@@ -51,11 +51,8 @@ std::pair<Arrays, std::vector<int>> Sdpa::vmap(const Arrays& inputs, const std::
 }
 
 AttentionArrays Sdpa::arrays(const Arrays& inputs) const {
-  AttentionArrays in{inputs[0], inputs[1], inputs[2]};
-  if (inputs.size() > operands_) {
-    in.sinks = inputs[operands_];
-  }
-  return in;
+  const auto sinks = inputs.size() > operands_ ? std::optional(inputs[operands_]) : std::nullopt;
+  return {.q = inputs[0], .k = inputs[1], .v = inputs[2], .sinks = sinks};
 }
 
 }  // namespace mlx_cuda

@@ -171,9 +171,7 @@ void write_to_pages(
 
 mx::array row_sums(const Arrays& rows, std::uint64_t seed, const mx::Stream& stream) {
   mx::array sums = mx::zeros({rows.at(0).shape(0), rows[0].shape(2)}, mx::uint64, stream);
-  Arrays given(rows);
-  given.push_back(sums);
-  mx::eval(given);
+  mx::eval(joined(rows, sums));
   auto& encoder = mx::cu::get_command_encoder(stream);
   encoder.device().make_current();
   std::uint64_t first = 0;

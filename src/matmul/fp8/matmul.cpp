@@ -207,13 +207,9 @@ class Fp8Matmul final : public Stateful<Fp8Options> {
   };
 
   Extras extras(const Arrays& inputs) const {
-    Extras extras;
     std::size_t next = 2;
     auto take = [&](bool given) { return given ? std::optional(inputs[next++]) : std::nullopt; };
-    extras.scale_a = take(state_.has_scale_a);
-    extras.scale_b = take(state_.has_scale_b);
-    extras.bias = take(state_.has_bias);
-    return extras;
+    return {take(state_.has_scale_a), take(state_.has_scale_b), take(state_.has_bias)};
   }
 
   // Of the node that comes next.
