@@ -190,7 +190,7 @@ class Watch {
   std::vector<std::pair<PyObject*, PyTypeObject*>> instances_{};
   std::vector<Content> dicts_{};
   std::vector<Content> lists_{};
-  Content referents_{};            // of a list that is made anew each time
+  Content referents_{};            // of a new list each time
   std::vector<PyObject*> keys_{};  // of dicts, next to their values
   std::vector<PyObject*> values_{};
   std::vector<std::pair<const mx::array*, std::uintptr_t>> arrays_{};
