@@ -206,24 +206,16 @@ __device__ inline void wait_copies() {
 }
 
 // -------------------------------------------------------------------------------------------------------- tensor cores, by warps
-// c += a b, with a [16, 16] by rows and b [16, 8] by columns.
-__device__ inline void mma(float (&c)[4], const uint4& a, unsigned b0, unsigned b1, __half) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-__device__ inline void mma(float (&c)[4], const uint4& a, unsigned b0, unsigned b1, __nv_bfloat16) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-
-// The same with [16, 8] and [8, 8] of float32, rounded to TF32.
-__device__ inline void mma(float (&c)[4], const uint4& a, unsigned b0, unsigned b1, float) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
+// c += a b, with a [16, 16] by rows and b [16, 8] by columns; of float32, rounded to TF32, with [16, 8] and [8, 8].
+#define MLX_CUDA_MMA(T, shape, type)                                                                                         \
+  __device__ inline void mma(float (&c)[4], const uint4& a, unsigned b0, unsigned b1, T) {                                   \
+    asm("mma.sync.aligned." shape ".row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                                     \
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));                                                         \
+  }
+MLX_CUDA_MMA(__half, "m16n8k16", "f16")
+MLX_CUDA_MMA(__nv_bfloat16, "m16n8k16", "bf16")
+MLX_CUDA_MMA(float, "m16n8k8", "tf32")
 
 // Of bytes, those of a without a sign, with [16, 32] and [32, 8].
 __device__ inline void multiply_bytes(int (&c)[4], const uint4& a, unsigned b0, unsigned b1) {
@@ -233,20 +225,16 @@ __device__ inline void multiply_bytes(int (&c)[4], const uint4& a, unsigned b0, 
 }
 
 // Four matrices of 8 rows of 16 bytes; lanes 8 m to 8 m + 7 give the rows of matrix m.
-__device__ inline uint4 load_matrices(unsigned address) {
-  uint4 v;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address));
-  return v;
-}
-__device__ inline uint4 load_matrices_transposed(unsigned address) {
-  uint4 v;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address));
-  return v;
-}
+#define MLX_CUDA_LOAD_MATRICES(name, trans)                                               \
+  __device__ inline uint4 name(unsigned address) {                                        \
+    uint4 v;                                                                              \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" trans ".shared.b16 {%0,%1,%2,%3}, [%4];" \
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)                             \
+                 : "r"(address));                                                         \
+    return v;                                                                             \
+  }
+MLX_CUDA_LOAD_MATRICES(load_matrices, "")
+MLX_CUDA_LOAD_MATRICES(load_matrices_transposed, ".trans")
 
 // An 8 by 8 matrix of 16-bit numbers, two adjacent ones of a row in each lane.
 __device__ inline unsigned transposed(unsigned pair) {
