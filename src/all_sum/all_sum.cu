@@ -52,25 +52,21 @@ __device__ inline uint4 receive(const void* from, unsigned number) {
   return letter;
 }
 
-__device__ inline bool is_alone(const AllSumParams& p) {
-  return __ldcg(static_cast<const unsigned*>(p.memory[p.rank])) != 0;
-}
-
 // The sum of what `of` gives for each process, in the same order everywhere, so that all have the same bits.
-template <typename T, typename Bits, typename Of>
-__device__ inline Bits sum_of(int count, const Bits& added, const Of& of) {
-  using Values = Vector<T, sizeof(Bits) / sizeof(T)>;
-  constexpr int values = sizeof(Bits) / sizeof(T);
+template <typename T, typename Of>
+__device__ inline uint4 sum_of(int count, const uint4& added, const Of& of) {
+  constexpr int values = sizeof(uint4) / sizeof(T);
+  using Values = Vector<T, values>;
   float sums[values] = {};
 #pragma unroll 1
   for (int from = 0; from < count; ++from) {
-    const Bits bits = of(from);
+    const uint4 bits = of(from);
 #pragma unroll
     for (int i = 0; i < values; ++i) {
       sums[i] += to_float(reinterpret_cast<const Values&>(bits).value[i]);
     }
   }
-  Bits out;
+  uint4 out;
 #pragma unroll
   for (int i = 0; i < values; ++i) {
     reinterpret_cast<Values&>(out).value[i] = from_float<T>(sums[i] + to_float(reinterpret_cast<const Values&>(added).value[i]));
@@ -83,9 +79,8 @@ template <typename T>
 __device__ inline void all_sum(const AllSumParams& p) {
   constexpr int warps = AllSumParams::kThreads / 32;
   constexpr int vectors = AllSumParams::kData / 16;  // of a warp's part
-  launch_dependents();
-  wait_for_grids();
-  const bool alone = is_alone(p);
+  begin_pdl();
+  const bool alone = __ldcg(static_cast<const unsigned*>(p.memory[p.rank])) != 0;
   const int warp = blockIdx.x * warps + threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
   const int vector = lane / kGroup * (kGroup - 1) + lane % kGroup;  // of this lane; every eighth lane has none
