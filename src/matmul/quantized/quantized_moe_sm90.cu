@@ -180,18 +180,6 @@ __device__ inline void stage_rows(const MoeParams& p, const MoeShared& shared) {
   }
 }
 
-// Stored 16-bit factors, in the words that store_scales expects.
-template <typename Format>
-__device__ inline void set_factors(Factors<Format, __nv_bfloat16>& to, unsigned scale, unsigned bias) {
-  to.first = as_bits(__hmul2(as_pair<__nv_bfloat16>(scale * 0x10001u), as_pair<__nv_bfloat16>(0x70007000u)));  // 2^97
-  to.second = as_bits(__hmul2(as_pair<__nv_bfloat16>(bias * 0x10001u), as_pair<__nv_bfloat16>(0x2d802d80u)));  // 2^-36
-}
-template <typename Format>
-__device__ inline void set_factors(Factors<Format, __half>& to, unsigned scale, unsigned bias) {
-  to.first = scale * 0x10001u;
-  to.second = bias * 0x10001u;
-}
-
 // A warp at its slices of the block's items: current operands and prefetched ones.
 template <typename Steps>
 class MoeWarp {
@@ -350,8 +338,10 @@ class MoeWarp {
     if constexpr (Format::kBiased) {
       Factors<Format, T> factors;
       const unsigned char* raw = scales + row * scale_bytes_ + (value >> p_.group_shift) * 2;
-      set_factors<Format>(
-          factors, *reinterpret_cast<const unsigned short*>(raw), *reinterpret_cast<const unsigned short*>(raw + kRawScales));
+      const unsigned scale = *reinterpret_cast<const unsigned short*>(raw);
+      const unsigned bias = *reinterpret_cast<const unsigned short*>(raw + kRawScales);
+      factors.first = scaled_pair<0>(scale * 0x10001u, T{});
+      factors.second = scaled_pair<1>(bias * 0x10001u, T{});
       return factors;
     } else {
       return Factors<Format, T>(reinterpret_cast<const unsigned*>(scales)[row * SmallMTile::kScaleStride + value / 32]);
