@@ -63,10 +63,10 @@ struct Ring {
   }
 };
 
-// A warp has read a stage.
-__device__ inline void release(Barrier* empty) {
+// A warp has read a stage, or filled it.
+__device__ inline void release(Barrier* barrier) {
   if (threadIdx.x % 32 == 0) {
-    barrier_arrive(empty);
+    barrier_arrive(barrier);
   }
 }
 

@@ -227,9 +227,7 @@ __device__ inline void produce(
       unpack_step(words, scales, ring.weight_part());
       shared_writes_fence();
       __syncwarp();
-      if (threadIdx.x % 32 == 0) {
-        barrier_arrive(ring.full + ring.stage);
-      }
+      release(ring.full + ring.stage);
     }
   }
 }
