@@ -2,7 +2,6 @@
 #pragma once
 
 #include "attention/flash/params.h"
-#include "device/mma.cuh"
 #include "device/numbers.cuh"
 #include "device/ptx.cuh"
 
