@@ -6,6 +6,7 @@
 // of another GPU knows that this warp had read the one before. So a warp waits only for the same warp of the other GPUs, and all
 // blocks are resident (all_sum.cpp ensures it), so that no two GPUs wait for each other.
 #include "all_sum/params.h"
+#include "device/kernel.cuh"
 #include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "device/vector.cuh"
@@ -131,11 +132,8 @@ __device__ inline void all_sum(const AllSumParams& p) {
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_ALL_SUM(name, dtype)                                                                                              \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::AllSumParams::kThreads, mlx_cuda::AllSumParams::kBlocksPerMultiprocessor) \
-      name(const __grid_constant__ mlx_cuda::AllSumParams params) {                                                                \
-    mlx_cuda::all_sum<mlx_cuda::types::dtype>(params);                                                                             \
-  }
+#define MLX_CUDA_ALL_SUM(name, dtype) \
+  MLX_CUDA_KERNEL(name, (AllSumParams::kThreads, AllSumParams::kBlocksPerMultiprocessor), AllSumParams, all_sum<types::dtype>)
 MLX_CUDA_ALL_SUM_KERNELS(MLX_CUDA_ALL_SUM)
+
+}  // namespace mlx_cuda

@@ -18,10 +18,10 @@ __device__ inline void copy(const T* in, T* out, long long size, const Layout& l
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_COPY(name, T, bytes)                                                                                    \
-  extern "C" __global__ void __launch_bounds__(256) name(const T* in, T* out, long long size, mlx_cuda::Layout layout) { \
-    mlx_cuda::copy(in, out, size, layout);                                                                               \
+#define MLX_CUDA_COPY(name, T, bytes)                                                                          \
+  extern "C" __global__ void __launch_bounds__(256) name(const T* in, T* out, long long size, Layout layout) { \
+    copy(in, out, size, layout);                                                                               \
   }
 MLX_CUDA_COPY_KERNELS(MLX_CUDA_COPY)
+
+}  // namespace mlx_cuda

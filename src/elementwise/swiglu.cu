@@ -41,13 +41,12 @@ __device__ inline void swiglu_rows(
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_SWIGLU(name, dtype, VECTOR)                                                                             \
-  extern "C" __global__ void __launch_bounds__(256) name(                                                                \
-      const mlx_cuda::types::dtype* gate, const mlx_cuda::types::dtype* up, mlx_cuda::types::dtype* out, long long rows, \
-      long long columns, long long gate_stride, long long up_stride) {                                                   \
-    mlx_cuda::swiglu_rows<mlx_cuda::types::dtype, VECTOR ? mlx_cuda::kVectorSize<mlx_cuda::types::dtype> : 1>(           \
-        gate, up, out, rows, columns, gate_stride, up_stride);                                                           \
+#define MLX_CUDA_SWIGLU(name, dtype, VECTOR)                                                                                 \
+  extern "C" __global__ void __launch_bounds__(256) name(                                                                    \
+      const types::dtype* gate, const types::dtype* up, types::dtype* out, long long rows, long long columns,                \
+      long long gate_stride, long long up_stride) {                                                                          \
+    swiglu_rows<types::dtype, VECTOR ? kVectorSize<types::dtype> : 1>(gate, up, out, rows, columns, gate_stride, up_stride); \
   }
 MLX_CUDA_SWIGLU_KERNELS(MLX_CUDA_SWIGLU)
+
+}  // namespace mlx_cuda

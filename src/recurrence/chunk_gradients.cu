@@ -15,6 +15,7 @@
 //
 // The terms of two tokens cancel in the sum over all tokens from a later one on, and the gradient of a small decay is the rest,
 // divided by it: so both use the same D, B, Q, K and diag(beta) K, each rounded to T.
+#include "device/kernel.cuh"
 #include "device/reduce.cuh"
 #include "device/types.cuh"
 #include "recurrence/chunk_sums.cuh"
@@ -426,17 +427,12 @@ __device__ inline void chunk_gradients(const Recurrence& p, const Kept& from, co
   ChunkGradients<T, Delta>(p, from, to, memory).run();
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_CHUNK_GRADIENTS(name, dtype, Delta)                                               \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kGradientThreads, 1) name(                \
-      __grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Kept from, \
-      __grid_constant__ const mlx_cuda::Gradients to) {                                            \
-    mlx_cuda::chunk_gradients<mlx_cuda::types::dtype, Delta>(p, from, to);                         \
+#define MLX_CUDA_CHUNK_GRADIENTS(name, dtype, Delta)                                                                        \
+  extern "C" __global__ void __launch_bounds__(kGradientThreads, 1)                                                         \
+      name(const __grid_constant__ Recurrence p, const __grid_constant__ Kept from, const __grid_constant__ Gradients to) { \
+    chunk_gradients<types::dtype, Delta>(p, from, to);                                                                      \
   }
-
-#define MLX_CUDA_CHUNK_SHARED_SUMS(name, dtype)                                                                              \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kSumThreads) name(__grid_constant__ const mlx_cuda::SharedSums p) { \
-    mlx_cuda::chunk_shared_sums<mlx_cuda::types::dtype>(p);                                                                  \
-  }
+#define MLX_CUDA_CHUNK_SHARED_SUMS(name, dtype) MLX_CUDA_KERNEL(name, (kSumThreads), SharedSums, chunk_shared_sums<types::dtype>)
 MLX_CUDA_CHUNK_GRADIENT_KERNELS(MLX_CUDA_CHUNK_GRADIENTS, MLX_CUDA_CHUNK_SHARED_SUMS)
+
+}  // namespace mlx_cuda

@@ -145,12 +145,12 @@ __device__ inline void chunk_scans(const Recurrence& p, const Recurrence& back, 
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_CHUNK_SCANS(name, dtype, Delta)                                                         \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kChunkThreads, 2) name(                         \
-      __grid_constant__ const mlx_cuda::Recurrence p, __grid_constant__ const mlx_cuda::Recurrence back, \
-      __grid_constant__ const mlx_cuda::Prepared from, __grid_constant__ const mlx_cuda::Kept to) {      \
-    mlx_cuda::chunk_scans<mlx_cuda::types::dtype, Delta>(p, back, from, to);                             \
+#define MLX_CUDA_CHUNK_SCANS(name, dtype, Delta)                                                                            \
+  extern "C" __global__ void __launch_bounds__(kChunkThreads, 2) name(                                                      \
+      __grid_constant__ const Recurrence p, __grid_constant__ const Recurrence back, __grid_constant__ const Prepared from, \
+      __grid_constant__ const Kept to) {                                                                                    \
+    chunk_scans<types::dtype, Delta>(p, back, from, to);                                                                    \
   }
 MLX_CUDA_CHUNKED_BACK_KERNELS(MLX_CUDA_CHUNK_SCANS)
+
+}  // namespace mlx_cuda

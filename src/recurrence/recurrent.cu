@@ -2,6 +2,7 @@
 // Networks", arXiv:2412.06464), S += beta v k^T without it (Mamba-2, arXiv:2405.21060), and y = S q. S has a row for each element
 // of v and stays in registers: 8 lanes share two rows, a block has 32 rows of one head. A token adds delta (k q) to y, so that S
 // k and S q both use the S before the token, and are reduced across the lanes at once.
+#include "device/kernel.cuh"
 #include "device/reduce.cuh"
 #include "recurrence/kernels.h"
 #include "recurrence/rows.cuh"
@@ -176,11 +177,7 @@ __device__ inline void recurrent(const Recurrence& p) {
   state.template store<kApart>(p, work, row);
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_RECURRENT(name, Keys, Channels)                                                                                   \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kRecurrentThreads) name(__grid_constant__ const mlx_cuda::Recurrence p) { \
-    mlx_cuda::recurrent<Keys, Channels>(p);                                                                                        \
-  }
-
+#define MLX_CUDA_RECURRENT(name, Keys, Channels) MLX_CUDA_KERNEL(name, (kRecurrentThreads), Recurrence, recurrent<Keys, Channels>)
 MLX_CUDA_RECURRENT_KERNELS(MLX_CUDA_RECURRENT)
+
+}  // namespace mlx_cuda

@@ -1,5 +1,6 @@
 // Linear attention of one token, or a few (recurrent.cu has the formulas): limited by memory bandwidth, so threads share nothing
 // and do not wait for each other. Eight lanes have one row of the state.
+#include "device/kernel.cuh"
 #include "recurrence/kernels.h"
 #include "recurrence/rows.cuh"
 
@@ -26,12 +27,8 @@ __device__ inline void recurrent_few(const Recurrence& p) {
   state.template store<kRecurrentRows>(p, work, row);
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_FEW(name, Keys, Channels)                                                \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::kFewThreads, Keys > 128 ? 1 : 3) \
-      name(__grid_constant__ const mlx_cuda::Recurrence p) {                              \
-    mlx_cuda::recurrent_few<Keys, Channels>(p);                                           \
-  }
-
+#define MLX_CUDA_FEW(name, Keys, Channels) \
+  MLX_CUDA_KERNEL(name, (kFewThreads, Keys > 128 ? 1 : 3), Recurrence, recurrent_few<Keys, Channels>)
 MLX_CUDA_RECURRENT_FEW_KERNELS(MLX_CUDA_FEW)
+
+}  // namespace mlx_cuda

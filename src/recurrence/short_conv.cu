@@ -1,4 +1,5 @@
 // The short causal depthwise convolution before linear attention, with silu, and the rows that it keeps.
+#include "device/kernel.cuh"
 #include "device/mma.cuh"
 #include "device/ptx.cuh"
 #include "device/types.cuh"
@@ -116,15 +117,10 @@ __device__ inline void short_conv(const ShortConvParams& p) {
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_SHORT_CONV(name, ...)                                              \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::ShortConvParams::kThreads) \
-      name(const __grid_constant__ mlx_cuda::ShortConvParams params) {              \
-    mlx_cuda::short_conv<__VA_ARGS__>(params);                                      \
-  }
-#define MLX_CUDA_TOKEN(name, dtype) \
-  MLX_CUDA_SHORT_CONV(name, mlx_cuda::types::dtype, 2, mlx_cuda::ShortConvParams::kMostTaps, 1, true)
+#define MLX_CUDA_SHORT_CONV(name, ...) MLX_CUDA_KERNEL(name, (ShortConvParams::kThreads), ShortConvParams, short_conv<__VA_ARGS__>)
+#define MLX_CUDA_TOKEN(name, dtype) MLX_CUDA_SHORT_CONV(name, types::dtype, 2, ShortConvParams::kMostTaps, 1, true)
 #define MLX_CUDA_TOKENS(name, dtype, taps) \
-  MLX_CUDA_SHORT_CONV(name, mlx_cuda::types::dtype, mlx_cuda::ShortConvParams::kTile, taps, mlx_cuda::ShortConvParams::kTile, false)
+  MLX_CUDA_SHORT_CONV(name, types::dtype, ShortConvParams::kTile, taps, ShortConvParams::kTile, false)
 MLX_CUDA_SHORT_CONV_KERNELS(MLX_CUDA_TOKEN, MLX_CUDA_TOKENS)
+
+}  // namespace mlx_cuda

@@ -117,16 +117,13 @@ __device__ inline void flash(const FlashParams& p, const Maps& maps) {
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_FLASH_MAP const __grid_constant__ mlx_cuda::TensorMap
-#define MLX_CUDA_FLASH_KERNEL(name, dtype, kind, ...)                                                             \
-  using name##_traits =                                                                                           \
-      mlx_cuda::Traits<mlx_cuda::types::dtype, mlx_cuda::FlashSm90Shape{__VA_ARGS__}, mlx_cuda::FlashKind::kind>; \
-  extern "C" __global__ void __launch_bounds__(name##_traits::kThreads, 1) name(                                  \
-      const __grid_constant__ mlx_cuda::FlashParams params, MLX_CUDA_FLASH_MAP queries, MLX_CUDA_FLASH_MAP keys,  \
-      MLX_CUDA_FLASH_MAP values MLX_CUDA_FLASH_PARAMETERS_##kind) {                                               \
-    mlx_cuda::flash<name##_traits>(params, {&queries, &keys, &values, MLX_CUDA_FLASH_BIAS_##kind});               \
+#define MLX_CUDA_FLASH_MAP const __grid_constant__ TensorMap
+#define MLX_CUDA_FLASH_KERNEL(name, dtype, kind, ...)                                                  \
+  using name##_traits = Traits<types::dtype, FlashSm90Shape{__VA_ARGS__}, FlashKind::kind>;            \
+  extern "C" __global__ void __launch_bounds__(name##_traits::kThreads, 1) name(                       \
+      const __grid_constant__ FlashParams params, MLX_CUDA_FLASH_MAP queries, MLX_CUDA_FLASH_MAP keys, \
+      MLX_CUDA_FLASH_MAP values MLX_CUDA_FLASH_PARAMETERS_##kind) {                                    \
+    flash<name##_traits>(params, {&queries, &keys, &values, MLX_CUDA_FLASH_BIAS_##kind});              \
   }
 #define MLX_CUDA_FLASH_PARAMETERS_plain
 #define MLX_CUDA_FLASH_PARAMETERS_capped
@@ -137,3 +134,5 @@ __device__ inline void flash(const FlashParams& p, const Maps& maps) {
 #define MLX_CUDA_FLASH_BIAS_general nullptr
 #define MLX_CUDA_FLASH_BIAS_biased &bias
 MLX_CUDA_FLASH_SM90_KERNELS(MLX_CUDA_FLASH_KERNEL)
+
+}  // namespace mlx_cuda

@@ -4,6 +4,7 @@
 // additive mask is subtracted: added to the scores it would overflow, or swallow them.
 #include "attention/flash/mask_tiles_params.h"
 
+#include "device/kernel.cuh"
 #include "device/numbers.cuh"
 #include "device/vector.cuh"
 
@@ -128,29 +129,24 @@ __device__ inline void mask_states(const MaskTilesParams& p) {
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_MASK_STATES(name, T, dtype)                                                                         \
-  extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ mlx_cuda::MaskTilesParams params) { \
-    mlx_cuda::mask_states<T>(params);                                                                                \
-  }
+#define MLX_CUDA_MASK_STATES(name, T, dtype) MLX_CUDA_KERNEL(name, (256), MaskTilesParams, mask_states<T>)
 MLX_CUDA_MASK_STATES_KERNELS(MLX_CUDA_MASK_STATES)
 
 // For each tile of rows: the tiles of keys that are not fully masked, in their order, and the offsets of the rows.
-extern "C" __global__ void __launch_bounds__(128) mask_list(const __grid_constant__ mlx_cuda::MaskTilesParams p) {
+extern "C" __global__ void __launch_bounds__(128) mask_list(const __grid_constant__ MaskTilesParams p) {
   constexpr float kModest = 1024;  // what leaves enough of the scores' digits
   bool shifted = false;
   if (p.shifts) {
     const int end = min((static_cast<int>(blockIdx.y) + 1) * p.tile_rows, p.rows);
     for (int i = static_cast<int>(blockIdx.y) * p.tile_rows + static_cast<int>(threadIdx.x); i < end; i += 128) {
       const float* peaks = p.peaks + static_cast<long long>(blockIdx.z) * p.key_tiles * p.rows + i;
-      float peak = -mlx_cuda::kInfinity;
+      float peak = -kInfinity;
 #pragma unroll 8
       for (int tile = 0; tile < p.key_tiles; ++tile) {
         peak = fmaxf(peak, peaks[static_cast<long long>(tile) * p.rows]);
       }
       const float size = fabsf(peak);
-      const bool large = size > kModest && size < mlx_cuda::kInfinity;
+      const bool large = size > kModest && size < kInfinity;
       p.shifts[static_cast<long long>(blockIdx.z) * p.rows + i] = large ? peak : 0;
       shifted |= large;
     }
@@ -175,3 +171,5 @@ extern "C" __global__ void __launch_bounds__(128) mask_list(const __grid_constan
     p.counts[row] = count;
   }
 }
+
+}  // namespace mlx_cuda

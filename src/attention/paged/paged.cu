@@ -1,5 +1,6 @@
 // Writes new keys or values into the pages of their sequences; and computes checksums of rows, which identify equal pages.
 #include "attention/paged/params.h"
+#include "device/kernel.cuh"
 #include "device/reduce.cuh"
 
 namespace mlx_cuda {
@@ -72,17 +73,14 @@ __device__ inline void sum_rows(const RowSumsParams& p) {
   }
 }
 
-}  // namespace mlx_cuda
+MLX_CUDA_KERNEL(paged_update, (256), PagedUpdateParams, update)
 
-extern "C" __global__ void __launch_bounds__(256) paged_update(const __grid_constant__ mlx_cuda::PagedUpdateParams params) {
-  mlx_cuda::update(params);
-}
-
-extern "C" __global__ void __launch_bounds__(mlx_cuda::RowSumsParams::kWarps * 32)
-    row_sums(const __grid_constant__ mlx_cuda::RowSumsParams params) {
+extern "C" __global__ void __launch_bounds__(RowSumsParams::kWarps * 32) row_sums(const __grid_constant__ RowSumsParams params) {
   if (params.row_bytes % 4 == 0) {
-    mlx_cuda::sum_rows<unsigned>(params);
+    sum_rows<unsigned>(params);
   } else {
-    mlx_cuda::sum_rows<unsigned short>(params);
+    sum_rows<unsigned short>(params);
   }
 }
+
+}  // namespace mlx_cuda

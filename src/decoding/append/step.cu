@@ -1,7 +1,7 @@
 // The inputs of a captured step, and the update of its caches.
 #include "decoding/append/params.h"
 #include "decoding/append/quantized_row.cuh"
-#include "device/numbers.cuh"
+#include "device/kernel.cuh"
 #include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "device/vector.cuh"
@@ -106,26 +106,12 @@ __device__ inline void replace(const ReplaceParams& p) {
   }
 }
 
-}  // namespace mlx_cuda
+MLX_CUDA_KERNEL(step_begin, (BeginParams::kThreads), BeginParams, begin)
+MLX_CUDA_KERNEL(step_append, (AppendParams::kThreads), AppendParams, append)
+MLX_CUDA_KERNEL(step_replace, (ReplaceParams::kThreads), ReplaceParams, replace)
 
-extern "C" __global__ void __launch_bounds__(mlx_cuda::BeginParams::kThreads)
-    step_begin(const __grid_constant__ mlx_cuda::BeginParams params) {
-  mlx_cuda::begin(params);
-}
-
-extern "C" __global__ void __launch_bounds__(mlx_cuda::AppendParams::kThreads)
-    step_append(const __grid_constant__ mlx_cuda::AppendParams params) {
-  mlx_cuda::append(params);
-}
-
-extern "C" __global__ void __launch_bounds__(mlx_cuda::ReplaceParams::kThreads)
-    step_replace(const __grid_constant__ mlx_cuda::ReplaceParams params) {
-  mlx_cuda::replace(params);
-}
-
-#define MLX_CUDA_APPEND_QUANTIZED(name, dtype, BITS)                                         \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::QuantizedAppendParams::kWarps * 32) \
-      name(const __grid_constant__ mlx_cuda::QuantizedAppendParams params) {                 \
-    mlx_cuda::append_quantized<mlx_cuda::types::dtype, BITS>(params);                        \
-  }
+#define MLX_CUDA_APPEND_QUANTIZED(name, dtype, BITS) \
+  MLX_CUDA_KERNEL(name, (QuantizedAppendParams::kWarps * 32), QuantizedAppendParams, append_quantized<types::dtype, BITS>)
 MLX_CUDA_STEP_APPEND_KERNELS(MLX_CUDA_APPEND_QUANTIZED)
+
+}  // namespace mlx_cuda

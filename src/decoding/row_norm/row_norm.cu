@@ -1,5 +1,6 @@
 // A token's RMS norm, and its sum with a residual or its multiple by a number: a block for each row, 16 bytes for each thread.
 #include "decoding/row_norm/params.h"
+#include "device/kernel.cuh"
 #include "device/mma.cuh"
 #include "device/ptx.cuh"
 #include "device/reduce.cuh"
@@ -44,11 +45,7 @@ __device__ inline void row_norm(const RowNormParams& p) {
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_ROW_NORM(name, dtype)                                                \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::RowNormParams::kMostThreads) \
-      name(const __grid_constant__ mlx_cuda::RowNormParams params) {                  \
-    mlx_cuda::row_norm<mlx_cuda::types::dtype>(params);                               \
-  }
+#define MLX_CUDA_ROW_NORM(name, dtype) MLX_CUDA_KERNEL(name, (RowNormParams::kMostThreads), RowNormParams, row_norm<types::dtype>)
 MLX_CUDA_ROW_NORM_KERNELS(MLX_CUDA_ROW_NORM)
+
+}  // namespace mlx_cuda

@@ -54,18 +54,18 @@ __device__ inline void scaling(
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_EPILOGUE(name, dtype)                                                                                 \
-  extern "C" __global__ void __launch_bounds__(256) name(                                                              \
-      mlx_cuda::types::dtype* out, mlx_cuda::types::dtype* inside, const mlx_cuda::types::dtype* bias, long long size, \
-      long long columns, mlx_cuda::Activation activation) {                                                            \
-    mlx_cuda::epilogue<mlx_cuda::types::dtype>(out, inside, bias, size, columns, activation);                          \
+#define MLX_CUDA_EPILOGUE(name, dtype)                                                                      \
+  extern "C" __global__ void __launch_bounds__(256) name(                                                   \
+      types::dtype* out, types::dtype* inside, const types::dtype* bias, long long size, long long columns, \
+      Activation activation) {                                                                              \
+    epilogue<types::dtype>(out, inside, bias, size, columns, activation);                                   \
   }
-#define MLX_CUDA_SCALING(name, dtype)                                                                         \
-  extern "C" __global__ void __launch_bounds__(256) name(                                                     \
-      const float* gemm, mlx_cuda::types::dtype* out, const float* a, int a_step, const float* b, int b_step, \
-      const mlx_cuda::types::dtype* bias, long long rows, long long columns) {                                \
-    mlx_cuda::scaling<mlx_cuda::types::dtype>(gemm, out, a, a_step, b, b_step, bias, rows, columns);          \
+#define MLX_CUDA_SCALING(name, dtype)                                                                                         \
+  extern "C" __global__ void __launch_bounds__(256) name(                                                                     \
+      const float* gemm, types::dtype* out, const float* a, int a_step, const float* b, int b_step, const types::dtype* bias, \
+      long long rows, long long columns) {                                                                                    \
+    scaling<types::dtype>(gemm, out, a, a_step, b, b_step, bias, rows, columns);                                              \
   }
 MLX_CUDA_EPILOGUE_KERNELS(MLX_CUDA_EPILOGUE, MLX_CUDA_SCALING)
+
+}  // namespace mlx_cuda

@@ -112,18 +112,17 @@ __device__ inline void column_sums(const float* partial, T* out, int parts, long
   out[column] = from_float<T>(sum);
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_GRADIENT(name, dtype, VECTOR)                                                                             \
-  extern "C" __global__ void __launch_bounds__(256, 3) name(                                                               \
-      const mlx_cuda::types::dtype* outer, long long outer_stride, const mlx_cuda::types::dtype* saved,                    \
-      mlx_cuda::types::dtype* inner, float* partial, long long rows, long long columns, mlx_cuda::Activation activation) { \
-    mlx_cuda::gradient<mlx_cuda::types::dtype, VECTOR ? 16 / sizeof(mlx_cuda::types::dtype) : 1>(                          \
-        outer, outer_stride, saved, inner, partial, rows, columns, activation);                                            \
+#define MLX_CUDA_GRADIENT(name, dtype, VECTOR)                                                                           \
+  extern "C" __global__ void __launch_bounds__(256, 3) name(                                                             \
+      const types::dtype* outer, long long outer_stride, const types::dtype* saved, types::dtype* inner, float* partial, \
+      long long rows, long long columns, Activation activation) {                                                        \
+    gradient<types::dtype, VECTOR ? 16 / sizeof(types::dtype) : 1>(                                                      \
+        outer, outer_stride, saved, inner, partial, rows, columns, activation);                                          \
   }
-#define MLX_CUDA_COLUMN_SUMS(name, dtype)                                                     \
-  extern "C" __global__ void __launch_bounds__(128)                                           \
-      name(const float* partial, mlx_cuda::types::dtype* out, int parts, long long columns) { \
-    mlx_cuda::column_sums<mlx_cuda::types::dtype>(partial, out, parts, columns);              \
+#define MLX_CUDA_COLUMN_SUMS(name, dtype)                                                                                         \
+  extern "C" __global__ void __launch_bounds__(128) name(const float* partial, types::dtype* out, int parts, long long columns) { \
+    column_sums<types::dtype>(partial, out, parts, columns);                                                                      \
   }
 MLX_CUDA_GRADIENT_KERNELS(MLX_CUDA_GRADIENT, MLX_CUDA_COLUMN_SUMS)
+
+}  // namespace mlx_cuda

@@ -308,34 +308,28 @@ __device__ inline void quantize_tensor(
   });
 }
 
-}  // namespace mlx_cuda
+#define MLX_CUDA_FP8_KERNEL extern "C" __global__ void __launch_bounds__(kThreads)
 
-#define MLX_CUDA_FP8_KERNEL extern "C" __global__ void __launch_bounds__(mlx_cuda::kThreads)
-
-#define MLX_CUDA_fp8_rows(name, T, N)                                                      \
-  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) { \
-    mlx_cuda::quantize_rows<T, N, false>(in, values, scales);                              \
+#define MLX_CUDA_FP8_VALUES(name, T, ...)                                        \
+  MLX_CUDA_FP8_KERNEL name(Matrix<T> in, unsigned char* values, float* scales) { \
+    __VA_ARGS__(in, values, scales);                                             \
   }
-#define MLX_CUDA_fp8_short_rows(name, T, N)                                                \
-  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) { \
-    mlx_cuda::quantize_rows<T, N, true>(in, values, scales);                               \
+#define MLX_CUDA_fp8_rows(name, T, N) MLX_CUDA_FP8_VALUES(name, T, quantize_rows<T, N, false>)
+#define MLX_CUDA_fp8_short_rows(name, T, N) MLX_CUDA_FP8_VALUES(name, T, quantize_rows<T, N, true>)
+#define MLX_CUDA_fp8_tiles(name, T, N) MLX_CUDA_FP8_VALUES(name, T, quantize_tiles<T, N>)
+#define MLX_CUDA_fp8_blocks(name, T, N)                                                      \
+  MLX_CUDA_FP8_KERNEL name(Matrix<T> in, unsigned char* values, float* scales, int across) { \
+    quantize_blocks<T, N>(in, values, scales, across);                                       \
   }
-#define MLX_CUDA_fp8_blocks(name, T, N)                                                                \
-  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales, int across) { \
-    mlx_cuda::quantize_blocks<T, N>(in, values, scales, across);                                       \
+#define MLX_CUDA_fp8_largest(name, T, N)                   \
+  MLX_CUDA_FP8_KERNEL name(Matrix<T> in, float* partial) { \
+    largest_of_tensor<T, N>(in, partial);                  \
   }
-#define MLX_CUDA_fp8_tiles(name, T, N)                                                     \
-  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scales) { \
-    mlx_cuda::quantize_tiles<T, N>(in, values, scales);                                    \
+#define MLX_CUDA_fp8_tensor(name, T, N)                                                                             \
+  MLX_CUDA_FP8_KERNEL name(Matrix<T> in, unsigned char* values, float* scale, const float* partial, int partials) { \
+    quantize_tensor<T, N>(in, values, scale, partial, partials);                                                    \
   }
-#define MLX_CUDA_fp8_largest(name, T, N)                             \
-  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, float* partial) { \
-    mlx_cuda::largest_of_tensor<T, N>(in, partial);                  \
-  }
-#define MLX_CUDA_fp8_tensor(name, T, N)                                                                                       \
-  MLX_CUDA_FP8_KERNEL name(mlx_cuda::Matrix<T> in, unsigned char* values, float* scale, const float* partial, int partials) { \
-    mlx_cuda::quantize_tensor<T, N>(in, values, scale, partial, partials);                                                    \
-  }
-#define MLX_CUDA_FP8(name, dtype, VECTOR, kernel) \
-  MLX_CUDA_##kernel(name, mlx_cuda::types::dtype, (VECTOR ? 16 / sizeof(mlx_cuda::types::dtype) : 1))
+#define MLX_CUDA_FP8(name, dtype, VECTOR, kernel) MLX_CUDA_##kernel(name, types::dtype, (VECTOR ? 16 / sizeof(types::dtype) : 1))
 MLX_CUDA_FP8_KERNELS(MLX_CUDA_FP8)
+
+}  // namespace mlx_cuda

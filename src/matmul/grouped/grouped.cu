@@ -2,6 +2,7 @@
 // grouped_sm90.cu, and the gradient of these matrices, which sums over the rows of a group.
 //
 // Rows of shared memory are split into units of 16 bytes, swizzled so that eight adjacent rows have no bank conflicts.
+#include "device/kernel.cuh"
 #include "device/mma.cuh"
 #include "device/types.cuh"
 #include "matmul/grouped/kernels.h"
@@ -196,17 +197,10 @@ __device__ inline void grouped_gradient(const GroupedGradientParams& p) {
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_GROUPED(name, dtype, TRANSPOSED)                                  \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedTile::kThreads, 2) \
-      name(const __grid_constant__ mlx_cuda::GroupedParams params) {               \
-    mlx_cuda::grouped<mlx_cuda::types::dtype, TRANSPOSED>(params);                 \
-  }
-#define MLX_CUDA_GROUPED_GRADIENT(name, dtype)                                     \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedTile::kThreads, 2) \
-      name(const __grid_constant__ mlx_cuda::GroupedGradientParams params) {       \
-    mlx_cuda::grouped_gradient<mlx_cuda::types::dtype>(params);                    \
-  }
-
+#define MLX_CUDA_GROUPED(name, dtype, TRANSPOSED) \
+  MLX_CUDA_KERNEL(name, (GroupedTile::kThreads, 2), GroupedParams, grouped<types::dtype, TRANSPOSED>)
+#define MLX_CUDA_GROUPED_GRADIENT(name, dtype) \
+  MLX_CUDA_KERNEL(name, (GroupedTile::kThreads, 2), GroupedGradientParams, grouped_gradient<types::dtype>)
 MLX_CUDA_GROUPED_KERNELS(MLX_CUDA_GROUPED, MLX_CUDA_GROUPED_GRADIENT)
+
+}  // namespace mlx_cuda

@@ -179,12 +179,12 @@ __device__ inline void grouped_gradient(const GroupedGradientParams& p, const Te
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_GROUPED_GRADIENT(name, dtype)                                                                       \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedSm90Tile::kThreads, 1) name(                         \
-      const __grid_constant__ mlx_cuda::GroupedGradientParams params, const __grid_constant__ mlx_cuda::TensorMap x, \
-      const __grid_constant__ mlx_cuda::TensorMap y) {                                                               \
-    mlx_cuda::grouped_gradient<mlx_cuda::types::dtype>(params, &x, &y);                                              \
+#define MLX_CUDA_GROUPED_GRADIENT(name, dtype)                                                   \
+  extern "C" __global__ void __launch_bounds__(GroupedSm90Tile::kThreads, 1) name(               \
+      const __grid_constant__ GroupedGradientParams params, const __grid_constant__ TensorMap x, \
+      const __grid_constant__ TensorMap y) {                                                     \
+    grouped_gradient<types::dtype>(params, &x, &y);                                              \
   }
 MLX_CUDA_GROUPED_GRADIENT_KERNELS(MLX_CUDA_GROUPED_GRADIENT)
+
+}  // namespace mlx_cuda

@@ -62,12 +62,12 @@ __device__ inline void grouped(const GroupedParams& p, const Maps& maps) {
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_GROUPED_SM90(name, dtype, COLUMNS, STAGES, TRANSPOSED)                                                   \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedSm90Tile::kThreads, 1) name(                              \
-      const __grid_constant__ mlx_cuda::GroupedParams params, const __grid_constant__ mlx_cuda::TensorMap x,              \
-      const __grid_constant__ mlx_cuda::TensorMap few_x, const __grid_constant__ mlx_cuda::TensorMap weights) {           \
-    mlx_cuda::grouped<mlx_cuda::types::dtype, COLUMNS, STAGES, TRANSPOSED>(params, mlx_cuda::Maps{&x, &few_x, &weights}); \
+#define MLX_CUDA_GROUPED_SM90(name, dtype, COLUMNS, STAGES, TRANSPOSED)                                                           \
+  extern "C" __global__ void __launch_bounds__(GroupedSm90Tile::kThreads, 1) name(                                                \
+      const __grid_constant__ GroupedParams params, const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap few_x, \
+      const __grid_constant__ TensorMap weights) {                                                                                \
+    grouped<types::dtype, COLUMNS, STAGES, TRANSPOSED>(params, Maps{&x, &few_x, &weights});                                       \
   }
 MLX_CUDA_GROUPED_SM90_KERNELS(MLX_CUDA_GROUPED_SM90)
+
+}  // namespace mlx_cuda

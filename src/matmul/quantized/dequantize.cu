@@ -1,5 +1,6 @@
 // out = dequantized weights. Each thread processes a few pieces of 8 values far apart, so that the accesses of a warp are
 // coalesced. Groups and rows are whole numbers of pieces, and rows are adjacent: the pieces of an expert are one long row.
+#include "device/kernel.cuh"
 #include "device/types.cuh"
 #include "matmul/quantized/kernels.h"
 #include "matmul/quantized/params.h"
@@ -68,11 +69,8 @@ __device__ inline void dequantize(const DequantizeParams& p) {
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_DEQUANTIZE(name, dtype, format)                                     \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::DequantizeParams::kThreads) \
-      name(const __grid_constant__ mlx_cuda::DequantizeParams params) {              \
-    mlx_cuda::dequantize<mlx_cuda::formats::format, mlx_cuda::types::dtype>(params); \
-  }
+#define MLX_CUDA_DEQUANTIZE(name, dtype, format) \
+  MLX_CUDA_KERNEL(name, (DequantizeParams::kThreads), DequantizeParams, dequantize<formats::format, types::dtype>)
 MLX_CUDA_DEQUANTIZE_KERNELS(MLX_CUDA_DEQUANTIZE)
+
+}  // namespace mlx_cuda

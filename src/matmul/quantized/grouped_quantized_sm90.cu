@@ -252,12 +252,12 @@ __device__ inline void grouped_quantized(const GroupedQuantizedParams& p, const 
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_GROUPED_QUANTIZED(name, dtype, format)                                                               \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::GroupedSm90Tile::kThreads, 1) name(                          \
-      const __grid_constant__ mlx_cuda::GroupedQuantizedParams params, const __grid_constant__ mlx_cuda::TensorMap x, \
-      const __grid_constant__ mlx_cuda::TensorMap few_x) {                                                            \
-    mlx_cuda::grouped_quantized<mlx_cuda::formats::format, mlx_cuda::types::dtype>(params, &x, &few_x);               \
+#define MLX_CUDA_GROUPED_QUANTIZED(name, dtype, format)                                           \
+  extern "C" __global__ void __launch_bounds__(GroupedSm90Tile::kThreads, 1) name(                \
+      const __grid_constant__ GroupedQuantizedParams params, const __grid_constant__ TensorMap x, \
+      const __grid_constant__ TensorMap few_x) {                                                  \
+    grouped_quantized<formats::format, types::dtype>(params, &x, &few_x);                         \
   }
 MLX_CUDA_GROUPED_QUANTIZED_KERNELS(MLX_CUDA_GROUPED_QUANTIZED)
+
+}  // namespace mlx_cuda

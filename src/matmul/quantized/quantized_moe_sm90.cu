@@ -4,6 +4,7 @@
 // Pairs of the same expert are columns of one MMA (a batch), so that its weights are read once. Every warp finds the batches from
 // the indices by itself. A work item is a tile of a batch: items are distributed evenly over the blocks, in order, so a block has
 // x of one batch at a time and rarely switches to the next.
+#include "device/kernel.cuh"
 #include "device/types.cuh"
 #include "matmul/quantized/kernels.h"
 #include "matmul/quantized/params.h"
@@ -454,11 +455,9 @@ __device__ inline void moe(const MoeParams& p) {
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_MOE(name, dtype, format)                                                                          \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::MoeParams::kMostWarps * 32, mlx_cuda::MoeParams::kBlocks) \
-      name(const __grid_constant__ mlx_cuda::MoeParams params) {                                                   \
-    mlx_cuda::moe<mlx_cuda::SmallMSteps<mlx_cuda::formats::format, mlx_cuda::types::dtype>>(params);               \
-  }
+#define MLX_CUDA_MOE(name, dtype, format) \
+  MLX_CUDA_KERNEL(                        \
+      name, (MoeParams::kMostWarps * 32, MoeParams::kBlocks), MoeParams, moe<SmallMSteps<formats::format, types::dtype>>)
 MLX_CUDA_MOE_KERNELS(MLX_CUDA_MOE)
+
+}  // namespace mlx_cuda

@@ -1,5 +1,6 @@
 // Small-M GEMM with quantized w without tensor cores: in float32, and with groups along the columns of the result (w not
 // transposed). It accumulates in float32. Each block has up to `Rows` rows of x.
+#include "device/kernel.cuh"
 #include "device/reduce.cuh"
 #include "device/types.cuh"
 #include "matmul/quantized/batch.cuh"
@@ -185,22 +186,17 @@ __device__ inline void merge(const float* partial, T* out, long long size, int s
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_PLAIN_KERNEL(name, ...)                                        \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::PlainKernel::kThreads) \
-      name(const __grid_constant__ mlx_cuda::SplitKParams params) {             \
-    mlx_cuda::__VA_ARGS__(params);                                              \
-  }
 #define MLX_CUDA_TRANSPOSED(name, dtype, format, rows) \
-  MLX_CUDA_PLAIN_KERNEL(name, plain_transposed<mlx_cuda::formats::format, mlx_cuda::types::dtype, rows>)
+  MLX_CUDA_KERNEL(name, (PlainKernel::kThreads), SplitKParams, plain_transposed<formats::format, types::dtype, rows>)
 #define MLX_CUDA_PLAIN(name, dtype, format, rows) \
-  MLX_CUDA_PLAIN_KERNEL(name, plain<mlx_cuda::formats::format, mlx_cuda::types::dtype, rows>)
+  MLX_CUDA_KERNEL(name, (PlainKernel::kThreads), SplitKParams, plain<formats::format, types::dtype, rows>)
 MLX_CUDA_PLAIN_KERNELS(MLX_CUDA_TRANSPOSED, MLX_CUDA_PLAIN)
 
-#define MLX_CUDA_MERGE(name, dtype)                                                         \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::PlainKernel::kThreads)             \
-      name(const float* partial, mlx_cuda::types::dtype* out, long long size, int splits) { \
-    mlx_cuda::merge(partial, out, size, splits);                                            \
+#define MLX_CUDA_MERGE(name, dtype)                                               \
+  extern "C" __global__ void __launch_bounds__(PlainKernel::kThreads)             \
+      name(const float* partial, types::dtype* out, long long size, int splits) { \
+    merge(partial, out, size, splits);                                            \
   }
 MLX_CUDA_QUANTIZED_MERGE_KERNELS(MLX_CUDA_MERGE)
+
+}  // namespace mlx_cuda

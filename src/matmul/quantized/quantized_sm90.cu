@@ -4,6 +4,7 @@
 // values of a row (a chunk) and unpacks its own elements of the left operand; a warp prefetches its own to shared memory and
 // waits for no other. All blocks need x, so an earlier kernel permutes it to match, part by part and in the layout of wgmma: 128
 // adjacent bytes of each row, their pieces of 16 bytes swizzled. So one thread of a block copies it.
+#include "device/kernel.cuh"
 #include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "matmul/quantized/batch.cuh"
@@ -422,16 +423,10 @@ __device__ inline void multiply(const QuantizedSm90Params& p) {
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_SM90_ORDER(name, format)                                                 \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::QuantizedSm90::kOrderWarps * 32) \
-      name(const __grid_constant__ mlx_cuda::QuantizedSm90Params params) {                \
-    mlx_cuda::order<mlx_cuda::formats::format>(params);                                   \
-  }
-#define MLX_CUDA_SM90(name, dtype, format, rows)                                         \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::QuantizedSm90::kThreads, 1)     \
-      name(const __grid_constant__ mlx_cuda::QuantizedSm90Params params) {               \
-    mlx_cuda::multiply<mlx_cuda::formats::format, mlx_cuda::types::dtype, rows>(params); \
-  }
+#define MLX_CUDA_SM90_ORDER(name, format) \
+  MLX_CUDA_KERNEL(name, (QuantizedSm90::kOrderWarps * 32), QuantizedSm90Params, order<formats::format>)
+#define MLX_CUDA_SM90(name, dtype, format, rows) \
+  MLX_CUDA_KERNEL(name, (QuantizedSm90::kThreads, 1), QuantizedSm90Params, multiply<formats::format, types::dtype, rows>)
 MLX_CUDA_QUANTIZED_SM90_KERNELS(MLX_CUDA_SM90_ORDER, MLX_CUDA_SM90)
+
+}  // namespace mlx_cuda

@@ -2,6 +2,7 @@
 //
 // A block keeps its part of x and processes tile after tile. Its warps work on `row_warps` tiles at once; the `inner_warps` of a
 // tile take turns at its slices and add their sums at the end (split K).
+#include "device/kernel.cuh"
 #include "device/ptx.cuh"
 #include "device/types.cuh"
 #include "matmul/quantized/batch.cuh"
@@ -367,13 +368,9 @@ __device__ inline void small_m(const SmallMParams& p) {
   }
 }
 
-}  // namespace mlx_cuda
-
-#define MLX_CUDA_SMALL_M(name, dtype, format, row_tiles)                                                             \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::SmallMParams::kMostThreads, 1)                              \
-      name(const __grid_constant__ mlx_cuda::SmallMParams params) {                                                  \
-    mlx_cuda::small_m<mlx_cuda::SmallMTraits<mlx_cuda::formats::format, mlx_cuda::types::dtype, row_tiles>>(params); \
-  }
+#define MLX_CUDA_SMALL_M(name, dtype, format, row_tiles) \
+  MLX_CUDA_KERNEL(                                       \
+      name, (SmallMParams::kMostThreads, 1), SmallMParams, small_m<SmallMTraits<formats::format, types::dtype, row_tiles>>)
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #define MLX_CUDA_SMALL_M_NONE(...)
@@ -381,3 +378,5 @@ MLX_CUDA_SMALL_M_KERNELS(MLX_CUDA_SMALL_M, MLX_CUDA_SMALL_M_NONE)
 #else
 MLX_CUDA_SMALL_M_KERNELS(MLX_CUDA_SMALL_M, MLX_CUDA_SMALL_M)
 #endif
+
+}  // namespace mlx_cuda
