@@ -23,23 +23,18 @@ class Dequantize final : public Stateful<std::pair<WeightedState, mx::Dtype>> {
 
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override {
     mx::Shape shape = inputs[0].shape();
-    shape.back() = weights(inputs).inner();
+    shape.back() = state_.first.weights(inputs, 0).inner();
     return {shape};
   }
 
  protected:
   Arrays compose(const Arrays& inputs) const override {
-    return {values_of(weights(inputs), state_.second, queue())};
+    return {values_of(state_.first.weights(inputs, 0), state_.second, queue())};
   }
 
   void encode(const Arrays& inputs, Arrays& outputs, CommandEncoder& encoder) override {
     allocate(outputs[0], stream());
-    encode_dequantize(weights(inputs), std::nullopt, outputs[0], encoder, stream());
-  }
-
- private:
-  QuantizedWeights weights(const Arrays& inputs) const {
-    return state_.first.weights(inputs, 0);
+    encode_dequantize(state_.first.weights(inputs, 0), std::nullopt, outputs[0], encoder, stream());
   }
 };
 
