@@ -253,19 +253,17 @@ void ExecutionPlan::execute(std::unordered_map<std::int64_t, void*>& pointers, v
 }
 
 ExecutionPlan& find_plan(const SdpaProblem& problem, int device) {
-  Context& cudnn = context(device);
-  const cudnnHandle_t handle = cudnn.handle.get();
-  return cudnn.plans.get(key_of(problem), [&] { return ExecutionPlan(SdpaGraph(problem).forward(), handle); });
+  auto& [handle, plans] = context(device);
+  return plans.get(key_of(problem), [&] { return ExecutionPlan(SdpaGraph(problem).forward(), handle.get()); });
 }
 
 ExecutionPlan& find_plan(const SdpaBackwardProblem& problem, int device) {
-  Context& cudnn = context(device);
-  const cudnnHandle_t handle = cudnn.handle.get();
+  auto& [handle, plans] = context(device);
   Key key = key_of(problem.forward);
   key.add(problem.deterministic);
   key.add(problem.lengths_given);
   add(key, {&problem.d_out, &problem.d_q, &problem.d_k, &problem.d_v});
-  return cudnn.plans.get(key, [&] { return ExecutionPlan(SdpaGraph(problem.forward).backward(problem), handle); });
+  return plans.get(key, [&] { return ExecutionPlan(SdpaGraph(problem.forward).backward(problem), handle.get()); });
 }
 
 int plans_built() {
