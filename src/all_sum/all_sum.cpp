@@ -29,11 +29,6 @@ bool is_small(std::size_t bytes, int count) {
   return bytes * (count - 1) <= kMost;
 }
 
-// So many at most, that those of all streams are resident at once.
-int most_blocks(int multiprocessors) {
-  return std::min(AllSumParams::kMostBlocks, multiprocessors * AllSumParams::kBlocksPerMultiprocessor / Peers::kMostStreams);
-}
-
 // Of one array; with another one, which is added to the sum (decoding/fusion/sums.h).
 class AllSum final : public Fused {
  public:
@@ -139,7 +134,9 @@ void encode_all_sum(const Peers& peers, const mx::array& x, const MaybeArray& ad
   static KernelModule kernels("all_sum");
   static constexpr auto table = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_ALL_SUM_KERNELS(MLX_CUDA_KERNEL_ROW)});
   constexpr int warps = AllSumParams::kThreads / 32;
-  const int most = most_blocks(peers.multiprocessors);
+  // So many at most, that those of all streams are resident at once.
+  const int resident = peers.multiprocessors * AllSumParams::kBlocksPerMultiprocessor / Peers::kMostStreams;
+  const int most = std::min(AllSumParams::kMostBlocks, resident);
   const auto parts = ceil_div<long long>(params.size, AllSumParams::kData);
   params.parts =
       static_cast<int>(std::min<long long>(ceil_div<long long>(parts, most * warps), AllSumParams::most_parts(peers.count)));
