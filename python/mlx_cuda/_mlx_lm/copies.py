@@ -81,12 +81,16 @@ def package_of(code: Any) -> str:
 
 
 def modules_of(package: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The modules of a package that are there, or of all, by their names; and their variables, without asking them: some import what
-    they are asked for.
-    """
+    """The modules of a package that are there, or of all, by their names; and their variables."""
     for name, module in list(sys.modules.items()):
         if isinstance(module, types.ModuleType) and (not package or name.partition(".")[0] == package):
-            yield name, types.ModuleType.__getattribute__(module, "__dict__")
+            yield name, variables_of(module)
+
+
+def variables_of(module: types.ModuleType) -> dict[str, Any]:
+    """The variables of a module, without asking it: some import what they are asked for."""
+    found: dict[str, Any] = types.ModuleType.__getattribute__(module, "__dict__")
+    return found
 
 
 def is_being_imported(module: Any) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import types
 from collections.abc import Callable, Iterator
 from functools import cache, partial, wraps
 from typing import Any
@@ -21,7 +22,7 @@ from .._recurrence.gated_delta import gated_delta
 from .._recurrence.ssd import ssd
 from .._replay import capture
 from . import drafts, stand_ins
-from .copies import is_being_imported, known_as, modules_of, package_of
+from .copies import is_being_imported, known_as, package_of, variables_of
 
 
 @cache  # of a function one that has a cache
@@ -165,12 +166,11 @@ def _in_place_of_a_copy(variables: dict[str, Any], theirs: Any) -> Callable[...,
 
 def _there() -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Return replaceable functions in the variables of their modules and of modules that import them."""
-    for module_name, variables in modules_of(""):
-        module = sys.modules.get(module_name)
-        if _looked_into.get(module_name) != id(module):
+    for module_name, module in list(sys.modules.items()):
+        if _looked_into.get(module_name) != id(module) and isinstance(module, types.ModuleType):
             if not is_being_imported(module):
                 _looked_into[module_name] = id(module)
-            _places.update(dict.fromkeys((module_name, name) for name in NAMES & variables.keys()))
+            _places.update(dict.fromkeys((module_name, name) for name in NAMES & variables_of(module).keys()))
     for module_name, name in dict.fromkeys([*PLACES, *_places]):
         variables = getattr(sys.modules.get(module_name), "__dict__", {})
         if callable(variables.get(name)) and "__name__" in variables:
