@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,7 +22,6 @@ from ._operation import Call
 from ._patch import our_matmuls
 from ._replay.errors import NotReplayed
 
-_lock = threading.RLock()
 INVARIANT = "patch(batch_invariant=True) is on, and captured steps use other kernels"
 
 
@@ -78,7 +75,7 @@ class StepCall(Call[Any]):
             except NotReplayed as reason:
                 raise ValueError(f"[decode_step] The step cannot be captured: {reason}.") from reason
             before, function = standing(cache, updated=True), type(model).__call__
-            logits, state = step_of(model, _with_ours(getattr(function, "unpatched", function)), tokens, cache, {}, at_once=True)
+            logits, state = step_of(model, our_matmuls()(getattr(function, "unpatched", function)), tokens, cache, {}, at_once=True)
             if state.reason and not several_processes():
                 put_back(cache, before)
                 raise ValueError(f"[decode_step] The step cannot be captured: {state.reason}.")
@@ -111,16 +108,6 @@ def decode_step(model: Any, tokens: mx.array, cache: list[Any], *, stream: Strea
     """
     result: mx.array = StepCall(model, tokens, cache, stream).result()
     return result
-
-
-def _with_ours(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a model's ``__call__`` that uses mlx-cuda's matmuls; one thread at a time, which restores MLX's own."""
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        with _lock, our_matmuls():
-            return function(*arguments, **options)
-
-    return call
 
 
 def _described(tokens: Any, cache: Any) -> str:

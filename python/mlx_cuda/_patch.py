@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, Literal, NamedTuple
@@ -22,7 +21,7 @@ from ._invariant import refused
 from ._invariant.state import marking, refusal, refusing, setting
 from ._loader import native
 from ._loader.graph_cache import cached, growing, natively
-from ._loader.replacing import Prepared, in_place_of
+from ._loader.replacing import Prepared, alone, in_place_of, in_this_thread
 from ._matmul.batches import batched_quantized_matmul, upstream_quantized_matmul
 from ._matmul.gather import gather_mm, gather_qmm, misread_by_mlx
 from ._matmul.quantized import OURS as OUR_MATMULS
@@ -81,19 +80,13 @@ def _gated_delta(*arguments: Any, **options: Any) -> list[mx.array]:
 _conv1d = in_place_of(upstream_conv1d)(depthwise)
 
 
-_alone = threading.RLock()
-
-
 @contextlib.contextmanager
 def _unpatched() -> Iterator[None]:
-    """MLX's own functions for a while, and mlx-lm's; one thread at a time, so that each brings back what it has found."""
-    put, take_away = (invariant_mlx_lm.put, invariant_mlx_lm.take_away) if setting.on else (mlx_lm.put, mlx_lm.take_away)
-    with _alone, _put({route: route.upstream for route in (*ROUTES, *OTHERS, *_invariant_ones())}):
-        take_away()
-        try:
+    """MLX's own functions, and mlx-lm's, for this thread."""
+    with alone:
+        of_mlx = [route[:3] for route in (*ROUTES, *OTHERS, *_invariant_ones())]
+        with in_this_thread([*of_mlx, *(invariant_mlx_lm if setting.on else mlx_lm).originals()]):
             yield
-        finally:
-            put()
 
 
 def _exporting(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,16 +154,23 @@ def _invariant_ones() -> tuple[Route, ...]:
     return INVARIANT if setting.on else ()
 
 
-def our_matmuls() -> Patched:
-    """Replace MLX's matmuls and mlx-lm's linear attention, until the context is left."""
-    patched = _put({**{route: natively(route.ours) for route in ROUTES if route.owner is mx}, ALL_SUM: ALL_SUM.ours})
-    if mlx_lm.put():
-        patched.callback(mlx_lm.take_away)
-    return patched
+@contextlib.contextmanager
+def our_matmuls() -> Iterator[None]:
+    """mlx-cuda's matmuls instead of MLX's, and its linear attention instead of mlx-lm's, for this thread."""
+    matmuls = [(route.owner, route.name, natively(route.ours)) for route in ROUTES if route.owner is mx]
+    with alone:
+        if wrapped.installed():
+            mlx_lm.put()  # for all threads, as what they import is replaced
+        with in_this_thread([*matmuls, (ALL_SUM.owner, ALL_SUM.name, ALL_SUM.ours), *mlx_lm.replacements()]):
+            yield
 
 
 class Patched(contextlib.ExitStack):
     """The context manager that :func:`patch` returns. Leaving it restores the previous functions."""
+
+    def __exit__(self, *details: Any) -> bool | None:
+        with alone:
+            return super().__exit__(*details)
 
 
 def _put(functions: dict[Route, Callable[..., Any]]) -> Patched:
@@ -228,9 +228,12 @@ def patch(
     """
     if kv_bits not in {None, 4, 8, 16} or kv_group_size not in {32, 64, 128}:
         raise ValueError(f"[patch] kv_bits must be 4, 8 or 16 and kv_group_size 32, 64 or 128, got {kv_bits} and {kv_group_size}.")
-    invariant = setting.on if batch_invariant is None else batch_invariant
-    if invariant:
-        return _patch_invariant(kv_bits)
+    with alone:
+        invariant = setting.on if batch_invariant is None else batch_invariant
+        return _patch_invariant(kv_bits) if invariant else _patch(kv_bits, kv_group_size)
+
+
+def _patch(kv_bits: Literal[4, 8, 16] | None, kv_group_size: Literal[32, 64, 128]) -> Patched:
     replaced = EVERY
     if mx.cuda.is_available():
         native.load()
@@ -290,6 +293,7 @@ def _remove() -> None:
 
 def unpatch() -> None:
     """Restore the functions that :func:`patch` replaced, and release captured steps. Calling it again has no effect."""
-    _put({route: route.upstream for route in (*EVERY, *_invariant_ones())})
-    packing.settings.packing = None
-    _remove()
+    with alone:
+        _put({route: route.upstream for route in (*EVERY, *_invariant_ones())})
+        packing.settings.packing = None
+        _remove()

@@ -9,9 +9,10 @@ from typing import Any
 import mlx.core as mx
 import mlx_cuda
 import pytest
-from mlx_cuda import _all_sum, _decode_step
+from mlx_cuda import _all_sum
 from mlx_cuda._all_sum import patched_all_sum, upstream_all_sum
 from mlx_cuda._loader import native
+from mlx_cuda._patch import our_matmuls
 
 
 @pytest.mark.parametrize("x", [mx.arange(12.0).reshape(3, 4), mx.array(2.0), mx.zeros((0, 3)), mx.arange(3), 1.5], ids=str)
@@ -70,18 +71,23 @@ def test_it_is_explained() -> None:
         mlx_cuda.explain(mlx_cuda.all_sum, 2.0)
 
 
-def test_patch_puts_it_there(tmp_path: Path) -> None:
+def test_patch_puts_it_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """But into nothing that is exported; and steps of one's own have it too."""
-    seen: list[bool] = []
+    asked: list[mx.Stream] = []
 
-    def look(*arrays: mx.array) -> tuple[mx.array, ...]:
-        seen.append(mx.distributed.all_sum is patched_all_sum)
-        return arrays
+    def engine(stream: mx.Stream) -> str:
+        asked.append(stream)
+        return "none"
 
-    _decode_step._with_ours(look)()
+    def look(x: mx.array) -> mx.array:
+        return mx.distributed.all_sum(x)
+
+    monkeypatch.setattr(native, "engine", engine)
+    our_matmuls()(look)(mx.array(1.0))
+    assert len(asked) == 1
     with mlx_cuda.patch():
         mx.export_function(str(tmp_path / "look.mlxfn"), look, mx.array(1.0))
-        assert seen == [True, False]
+        assert len(asked) == 1
         assert mx.distributed.all_sum is patched_all_sum
         assert mx.array_equal(mx.distributed.all_sum(mx.arange(3.0)), mx.arange(3.0)).item()
     assert mx.distributed.all_sum is upstream_all_sum

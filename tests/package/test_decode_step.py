@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,6 @@ from mlx_cuda._loader import native as _native
 from mlx_cuda._mlx_lm.models import decoding_of
 
 from .sessions_on_cpu import native_module
-from .threads import in_threads
 
 nn: Any = importlib.import_module("mlx.nn")  # whose names mypy does not see
 TOKEN = mx.array([[3]])
@@ -56,19 +54,6 @@ def test_gpus_without_our_kernels_replay_no_step(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_native, "engine", lambda _: _native.Engine(SimpleNamespace(), (7, 5), (9, 10, 0)))
     with pytest.raises(ValueError, match=r"\[decode_step\] Steps are captured on GPUs from sm_80 on, got sm_75"):
         mlx_cuda.decode_step(None, TOKEN, [SimpleNamespace()], stream=mx.cpu)
-
-
-def test_matmuls_of_ours_are_there_for_one_thread_at_a_time() -> None:
-    own, seen = mx.quantized_matmul, []
-
-    def look() -> None:
-        for _ in range(2):
-            seen.append(mx.quantized_matmul is not own)
-            time.sleep(0.01)
-
-    in_threads(4, _decode_step._with_ours(look))
-    assert seen == [True] * 8
-    assert mx.quantized_matmul is own
 
 
 def test_explain_of_a_model_that_never_decoded() -> None:

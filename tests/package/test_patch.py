@@ -125,12 +125,11 @@ def test_leaves_the_rest_to_mlx(matmuls: Matmuls) -> None:
 
 @pytest.mark.usefixtures("on_the_cpu")
 def test_what_is_exported_is_made_of_mlx_alone(matmuls: Matmuls, tmp_path: Path) -> None:
-    x, upstream = random((3, 64)), mx.quantized_matmul
-    file = str(tmp_path / "function.mlxfn")
+    x = random((3, 64), mx.float16)
+    file, scales, biases = str(tmp_path / "function.mlxfn"), S[0].astype(mx.float16), B[0].astype(mx.float16)
 
     def function(x: mx.array) -> mx.array:
-        assert mx.quantized_matmul is upstream
-        return mx.quantized_matmul(x, W[0], S[0], B[0], group_size=32)
+        return mx.quantized_matmul(x, W[0], scales, biases, group_size=32)
 
     def export_by_name(x: mx.array) -> None:
         with mx.exporter(file=file, fun=function) as export:
@@ -145,6 +144,9 @@ def test_what_is_exported_is_made_of_mlx_alone(matmuls: Matmuls, tmp_path: Path)
         (got,) = imported(x)
         assert_close(got, host(function(x)))
     assert not matmuls.calls
+    with mlx_cuda.patch():
+        function(x)
+    assert matmuls.calls
 
 
 def test_an_export_that_fails_leaves_the_patch_as_it_was(tmp_path: Path) -> None:

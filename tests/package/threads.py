@@ -1,10 +1,13 @@
-"""One piece of work in several threads at once."""
+"""Work in other threads."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
 def in_threads(count: int, work: Callable[[], None]) -> None:
@@ -18,3 +21,8 @@ def in_threads(count: int, work: Callable[[], None]) -> None:
     with ThreadPoolExecutor(count) as pool:
         for future in [pool.submit(begin) for _ in range(count)]:
             future.result()
+
+
+def in_another_thread(work: Callable[[], Result]) -> Result:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()

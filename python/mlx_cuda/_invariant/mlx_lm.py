@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
 import mlx.core as mx
 
+from .._loader.replacing import put_in
 from .._mlx_lm.copies import known_as, modules_of
 from .masks import remembering
 from .refused import STATES
@@ -40,7 +41,7 @@ NAMES = {MASKS, DYNAMIC, *FUNCTIONS, *CACHES}
 # By the names of MLX's functions: each, and what takes its place, also where a module has imported it by its name.
 held: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 NOT_THEIRS = ("mlx", "mlx_cuda")  # packages
-_replaced: list[tuple[Callable[[str, Any], None], str, Any]] = []  # how it is set, of what name, and what was there
+_replaced: list[tuple[Any, str, Any]] = []  # the owner, the name there, and what was there
 
 
 def within_the_window(call: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -68,15 +69,18 @@ def put() -> None:
             for name in held.keys() & variables.keys():
                 upstream, ours = held[name]
                 if variables[name] is upstream:
-                    _replaced.append((variables.__setitem__, name, upstream))
-                    variables[name] = ours
+                    _replace(variables, name, upstream, ours)
 
 
 def take_away() -> None:
     """Bring their own back."""
     while _replaced:
-        bring, name, theirs = _replaced.pop()
-        bring(name, theirs)
+        put_in(*_replaced.pop())
+
+
+def originals() -> Iterator[tuple[Any, str, Any]]:
+    """Return what is replaced."""
+    yield from _replaced
 
 
 def _put_one(variables: dict[str, Any], name: str, theirs: Any) -> None:
@@ -84,16 +88,15 @@ def _put_one(variables: dict[str, Any], name: str, theirs: Any) -> None:
         method, why = CACHES.get(name, ("__call__" if name == DYNAMIC else "", ""))
         own = vars(theirs).get(method)
         if own is not None and not hasattr(own, "unpatched"):
-            cls, ours = theirs, within_the_window(own) if name == DYNAMIC else refusing(own, f"{name} {why}")
-            _replace(lambda method, value: setattr(cls, method, value), method, own, ours)
+            _replace(theirs, method, own, within_the_window(own) if name == DYNAMIC else refusing(own, f"{name} {why}"))
     elif callable(theirs) and not hasattr(theirs, "unpatched"):
         if name in FUNCTIONS:
-            _replace(variables.__setitem__, name, theirs, refusing(theirs, f"{theirs.__module__}.{name} {FUNCTIONS[name]}"))
+            _replace(variables, name, theirs, refusing(theirs, f"{theirs.__module__}.{name} {FUNCTIONS[name]}"))
         elif name == MASKS and known_as(theirs) == MASKS:  # others leave attention with a mask that it does not know
-            _replace(variables.__setitem__, name, theirs, remembering(theirs))
+            _replace(variables, name, theirs, remembering(theirs))
 
 
-def _replace(bring: Callable[[str, Any], None], name: str, theirs: Any, ours: Any) -> None:
+def _replace(owner: Any, name: str, theirs: Any, ours: Any) -> None:
     vars(ours)["unpatched"] = theirs
-    _replaced.append((bring, name, theirs))
-    bring(name, ours)
+    _replaced.append((owner, name, theirs))
+    put_in(owner, name, ours)

@@ -1,9 +1,11 @@
-"""Replacements of MLX's functions: which calls they pass on to MLX, and whose errors reach the caller."""
+"""Replacements of functions: which calls they pass on to MLX, whose errors reach the caller, and for which threads they are there."""
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +17,8 @@ from . import native
 R = TypeVar("R")
 
 _ONE = mx.array(1.0)
+# Of who replaces functions, in all threads or in its own: each restores what it has found.
+alone = threading.RLock()
 
 
 def in_shapeless_trace() -> bool:
@@ -68,3 +72,34 @@ def in_place_of(upstream: Callable[..., R], taken: Callable[[Any], bool] | None 
         return function
 
     return replace
+
+
+def put_in(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute of a module or class, or one of a module's variables."""
+    if isinstance(owner, dict):
+        owner[name] = value
+    else:
+        setattr(owner, name, value)
+
+
+@contextlib.contextmanager
+def in_this_thread(functions: Iterable[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Replace functions, given with their owners and names, for this thread; others call what was there. The caller has ``alone``."""
+    threads = {threading.get_ident()}
+    with contextlib.ExitStack() as before:
+        before.callback(threads.clear)  # who has kept such a function calls what was there, too
+        for owner, name, function in functions:
+            others = owner[name] if isinstance(owner, dict) else getattr(owner, name)
+            if others is not function:
+                before.callback(put_in, owner, name, others)
+                put_in(owner, name, _by_thread(threads, function, others))
+        yield
+
+
+def _by_thread(threads: set[int], function: Callable[..., Any], others: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(others)
+    def call(*arguments: Any, **options: Any) -> Any:
+        return (function if threading.get_ident() in threads else others)(*arguments, **options)
+
+    vars(call).setdefault("unpatched", others)
+    return call

@@ -10,7 +10,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from functools import cache, partial, wraps
-from typing import Any
+from typing import Any, TypeAlias
 
 import mlx.core as mx
 
@@ -109,6 +109,7 @@ def _quantized_attention(theirs: Callable[..., Any]) -> Callable[..., Any]:
     return attention
 
 
+Function: TypeAlias = "tuple[dict[str, Any], str, Any]"  # in the variables of a module, by its name there
 PLACES: dict[tuple[str, str], Callable[..., Callable[..., Any]]] = {
     ("mlx_lm.models.base", "quantized_scaled_dot_product_attention"): _quantized_attention,
     ("mlx_lm.models.gated_delta", "gated_delta_ops"): _gated_delta,
@@ -130,6 +131,14 @@ _places: dict[tuple[str, str], None] = {}  # names of modules and of what they h
 
 def put() -> bool:
     """Replace what has been imported so far; return whether there was anything."""
+    found = list(replacements())
+    for variables, name, function in found:
+        variables[name] = function
+    return bool(found)
+
+
+def replacements() -> Iterator[Function]:
+    """Return what is to replace what has been imported so far."""
     made: dict[Any, Any] = {}
     for variables, name, theirs in _there():
         ours = PLACES.get((variables["__name__"], name)) or _in_place_of_a_copy(variables, theirs)
@@ -137,16 +146,20 @@ def put() -> bool:
             if theirs not in made:
                 made[theirs] = ours(theirs)
                 vars(made[theirs])["unpatched"] = theirs
-            variables[name] = made[theirs]
-    return bool(made)
+            yield variables, name, made[theirs]
 
 
 def take_away() -> None:
     """Restore the functions."""
-    for variables, name, ours in _there():
-        theirs = getattr(ours, "unpatched", None)
-        if theirs is not None:
-            variables[name] = theirs
+    for variables, name, function in originals():
+        variables[name] = function
+
+
+def originals() -> Iterator[Function]:
+    """Return what is replaced."""
+    for variables, name, function in _there():
+        if hasattr(function, "unpatched"):
+            yield variables, name, function.unpatched
 
 
 def left_alone(package: str) -> list[str]:
@@ -164,7 +177,7 @@ def _in_place_of_a_copy(variables: dict[str, Any], theirs: Any) -> Callable[...,
     return COPIES.get(known_as(theirs)) if variables["__name__"].partition(".")[0] == package_of(theirs) else None
 
 
-def _there() -> Iterator[tuple[dict[str, Any], str, Any]]:
+def _there() -> Iterator[Function]:
     """Return replaceable functions in the variables of their modules and of modules that import them."""
     for module_name, module in list(sys.modules.items()):
         if _looked_into.get(module_name) != id(module) and isinstance(module, types.ModuleType):

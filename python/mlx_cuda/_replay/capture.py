@@ -12,10 +12,10 @@ from .._attention.attention import attention
 from .._attention.paged import paged_attention
 from .._attention.quantized import quantized_attention
 from .._loader import native
+from .._loader.replacing import alone
 
 Result = TypeVar("Result")
 
-_lock = threading.RLock()  # which knows whether this thread holds it
 _current = threading.local()
 
 
@@ -121,7 +121,7 @@ def while_captured(capture: Capture, record: Callable[[Capture], Result]) -> Res
     It is a function and not a context manager, because an interrupt between the latter's entry and its block would keep the lock.
     """
     try:
-        _lock.acquire()  # no with: of CPython 3.14 an interrupt may come between the lock's own beginning and its block
+        alone.acquire()  # no with: of CPython 3.14 an interrupt may come between the lock's own beginning and its block
         upstream = mx.fast.scaled_dot_product_attention
         own = _attention(upstream)
         try:
@@ -129,12 +129,12 @@ def while_captured(capture: Capture, record: Callable[[Capture], Result]) -> Res
             _current.capture = capture
             return record(capture)
         finally:
-            if mx.fast.scaled_dot_product_attention is own:  # another thread may have patched or unpatched meanwhile
+            if mx.fast.scaled_dot_product_attention is own:  # the model may have patched or unpatched
                 mx.fast.scaled_dot_product_attention = upstream
             _current.capture = None
             capture.forget()
     finally:
         try:  # noqa: SIM105  (suppress has frames of Python's own, in which a further interrupt may come)
-            _lock.release()
+            alone.release()
         except RuntimeError:  # an interrupt came before the lock
             pass
