@@ -36,6 +36,12 @@ def kernels(model: Model) -> str:
     return str(mlx_cuda.explain(mlx_cuda.decode_step, model).kernel)
 
 
+def persistent(model: Model, part: str) -> int:
+    """How often it is computed by persistent kernels."""
+    named = (kernel.split(" ", 1) for kernel in kernels(model).split(", "))
+    return sum(int(count) * name.count(part) for count, name in named if name.startswith("persistent: "))
+
+
 @pytest.mark.parametrize("sizes", [
     SMALL,
     {**SMALL, "size": 1024, "heads": 8, "dim": 128, "hidden": 2560},
@@ -48,8 +54,9 @@ def kernels(model: Model) -> str:
 def test_sizes(rng: np.random.Generator, dtype: mx.Dtype, sizes: dict[str, Any]) -> None:
     model = make(rng, dtype, FOUR, **sizes)
     check(model, words(rng, 1, 60) % sizes["words"], dtype)
-    assert f"{sizes['layers'] - 1} persistent: {LAYER}; norm + 3 GEMVs" in kernels(model)
-    assert f"1 persistent: {LAYER}; norm + GEMV" in kernels(model)
+    assert persistent(model, "norm + 2 GEMVs + swiglu") == sizes["layers"]
+    assert persistent(model, "norm + 3 GEMVs") == sizes["layers"] - 1
+    assert persistent(model, "rope + append + attention") >= sizes["layers"] - 2  # not of the first layer, nor between two kernels
 
 
 EXPERTS = "GEMV + add; norm + GEMV; router; norm + 2 MoE GEMVs + swiglu; MoE GEMV + sum + add"
@@ -91,8 +98,9 @@ def test_experts(rng: np.random.Generator, bits: int, dtype: mx.Dtype, sizes: di
     if dtype == mx.float16:
         assert np.mean(np.array(errors) <= TOLERANCE[mx.bfloat16]) >= 0.8
         assert max(errors) <= 0.5
-    assert f"{len(model.layers) - 1} persistent: {EXPERTS}; norm + 3 GEMVs" in kernels(model)
-    assert f"1 persistent: {EXPERTS}; norm + GEMV" in kernels(model)
+    assert persistent(model, "router; norm + 2 MoE GEMVs + swiglu") >= len(model.layers) - 1  # one may be between two kernels
+    assert persistent(model, "MoE GEMV + sum + add") >= len(model.layers) - 1
+    assert persistent(model, "attention") >= len(model.layers) - 2
 
 
 @pytest.mark.parametrize(("sizes", "mixture"), [
@@ -113,9 +121,9 @@ def test_gates(rng: np.random.Generator, gate: str) -> None:
     assert "persistent" in kernels(model)
 
 
-@pytest.mark.parametrize(("sizes", "runs"), [({"size": 576}, 0), ({"layers": 1}, 0), ({"words": 802}, 3)], ids=str)
+@pytest.mark.parametrize(("sizes", "runs"), [({"size": 576}, 0), ({"layers": 1}, 2), ({"words": 802}, 2)], ids=str)
 def test_what_the_kernel_does_not_take(rng: np.random.Generator, sizes: dict[str, int], runs: int) -> None:
-    """Rows that are no multiple of 512, a step with one run of GEMVs, and a number of rows that is no multiple of four."""
+    """Rows that are no multiple of 512, and a number of rows that is no multiple of four. One run of GEMVs is divided in two."""
     model = make(rng, mx.bfloat16, FOUR, **{**SMALL, **sizes})
     check(model, words(rng, 1, 30), mx.bfloat16)
     found = [int(part.split()[0]) for part in kernels(model).split(", ") if "persistent" in part]
