@@ -4,7 +4,8 @@
 #include "runtime/lru.h"
 #include "runtime/status.h"
 
-#include <cudnn_frontend.h>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
 
 #include <atomic>
 #include <initializer_list>
@@ -12,6 +13,17 @@
 #include <stdexcept>
 #include <type_traits>
 #include <vector>
+
+// cudnn_frontend asks for a structure whose layout CUDA 13 changed, and reads its `major` alone
+// (tests/ci/test_shared_host_code.py): given that by the driver, one compilation serves both majors.
+template <typename Properties>
+inline cudaError_t major_alone(Properties* properties, int device) {
+  const CUresult status = cuDeviceGetAttribute(&properties->major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
+  return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorUnknown;
+}
+#undef cudaGetDeviceProperties
+#define cudaGetDeviceProperties ::major_alone
+#include <cudnn_frontend.h>
 
 namespace mlx_cuda {
 
