@@ -72,8 +72,8 @@ function(mlx_cuda_add_shared_host_code target module)
     if(libraries)
         target_link_libraries(${target} PRIVATE ${libraries}) # for their headers and definitions
     endif()
-    # What most sources include, half the time that one takes. Not on Windows: there it was not tried, and a missing include is noticed. A
-    # compiler cache keeps nothing that has such a header.
+    # What most sources include, over a third of the time of one. Not on Windows: there it was not tried, and a missing include is noticed.
+    # A compiler cache keeps nothing that has such a header.
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT WIN32 AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
         target_precompile_headers(
             ${target}
