@@ -59,6 +59,21 @@ def test_sizes(rng: np.random.Generator, dtype: mx.Dtype, sizes: dict[str, Any])
     assert persistent(model, "rope + append + attention") >= sizes["layers"] - 2  # not of the first layer, nor between two kernels
 
 
+@pytest.mark.parametrize("sizes", [
+    {"heads": 32, "kv_heads": 2, "dim": 32},  # two blocks of rows
+    {"heads": 16, "kv_heads": 2, "dim": 96},
+    {"heads": 8, "kv_heads": 8},
+    {"heads": 4, "kv_heads": 1, "dim": 128, "sinks": True},
+    {"head_norms": False},
+    {"window": 40},
+], ids=str)  # fmt: skip
+def test_attention(rng: np.random.Generator, sizes: dict[str, Any]) -> None:
+    """To more keys than a block's warps have tiles of."""
+    model = make(rng, mx.bfloat16, FOUR, **{**SMALL, **sizes, "layers": 4})
+    check(model, words(rng, 1, 150), mx.bfloat16)
+    assert "window" in sizes or persistent(model, "attention") == 2
+
+
 EXPERTS = "GEMV + add; norm + GEMV; router; norm + 2 MoE GEMVs + swiglu; MoE GEMV + sum + add"
 MOE = {**SMALL, "size": 1024, "hidden": 768, "layers": 3}
 
