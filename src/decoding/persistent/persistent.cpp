@@ -239,11 +239,8 @@ void launch(Run run, Handoff handoff, const mx::Stream& stream) {
 }
 
 Item item_of(const Run& run, const Handoff& handoff) {
-  Item item{"persistent", {}, {}, [run, handoff](const mx::Stream& stream) { launch(run, handoff, stream); }};
-  const char* separator = ": ";
+  Item item{"persistent: " + name_of(run), {}, {}, [run, handoff](const mx::Stream& stream) { launch(run, handoff, stream); }};
   for (const Step& step : run) {
-    item.name += separator + step.name();
-    separator = "; ";
     const Arrays outputs = step.outputs();
     item.outputs.insert(item.outputs.end(), outputs.begin(), outputs.end());
   }

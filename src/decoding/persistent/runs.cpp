@@ -189,8 +189,26 @@ Arrays Step::outputs() const {
   return outputs;
 }
 
-std::string Step::name() const {
-  return (token ? token->name() + "; " : "") + (router ? "router; " : "") + gemv.name();
+std::string name_of(const Run& run) {
+  std::vector<std::pair<std::string, int>> counts;
+  const auto add = [&](const std::string& name) {
+    const auto found = std::find_if(counts.begin(), counts.end(), [&](const auto& one) { return one.first == name; });
+    ++(found == counts.end() ? counts.emplace_back(name, 0) : *found).second;
+  };
+  for (const Step& step : run) {
+    if (step.token) {
+      add(step.token->name());
+    }
+    if (step.router) {
+      add("router");
+    }
+    add(step.gemv.name());
+  }
+  std::string all;
+  for (const auto& [name, count] : counts) {
+    all += (all.empty() ? "" : "; ") + std::to_string(count) + " " + name;
+  }
+  return all;
 }
 
 std::optional<Giver> giver(const Run& run, const mx::array& of, std::size_t before) {

@@ -17,7 +17,6 @@ struct Step {
   // What gives these arrays.
   Arrays inputs() const;
   Arrays outputs() const;
-  std::string name() const;
 };
 
 using Run = std::vector<Step>;
@@ -30,6 +29,9 @@ struct Giver {
 
 // Which of the first steps gives an array; none where none does.
 std::optional<Giver> giver(const Run& run, const mx::array& of, std::size_t before);
+
+// How often it computes what, such as "10 norm + 3 GEMVs; 9 rope + append + attention".
+std::string name_of(const Run& run);
 
 // Whether a later step reads a result of one.
 bool is_read(const Run& run, std::size_t step);
