@@ -128,8 +128,8 @@ def test_experts(rng: np.random.Generator, bits: int, dtype: mx.Dtype, sizes: di
 def test_experts_that_the_kernel_does_not_take(rng: np.random.Generator, sizes: dict[str, int], mixture: tuple[int, int, str]) -> None:
     model = of_experts(rng, mx.bfloat16, 4, **sizes, mixture=mixture)
     assert np.median(errors_of_tokens(model, words(rng, 1, 30))) <= TOLERANCE[mx.bfloat16]
-    assert persistent(model, "MoE") == persistent(model, "router") == 0
-    assert ("router; norm + 2 MoE GEMVs + swiglu" in kernels(model)) == ("hidden" in sizes)
+    assert persistent(model, "MoE GEMV + sum") == 0
+    assert (persistent(model, "router") > 0) == ("hidden" in sizes)
 
 
 @pytest.mark.parametrize("gate", ["silu", "gelu", "gelu_approx", "of itself"])
