@@ -1,5 +1,5 @@
-// A persistent kernel that computes GEMVs of a decode step, each of whose x may be the result of one before, and what is between
-// them: attention and routers. What host and device share.
+// A persistent kernel that computes GEMVs of a decode step, each of whose x may be the result of one before, with attention
+// and routers between them: what host and device share.
 #pragma once
 
 #include "decoding/router/params.h"

@@ -14,7 +14,6 @@ struct Step {
   std::optional<RouterCall> router{};
   std::optional<TokenCall> token{};
 
-  // What gives these arrays.
   Arrays inputs() const;
   Arrays outputs() const;
 };
