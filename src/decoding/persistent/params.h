@@ -144,7 +144,7 @@ struct PersistentParams {
   static constexpr int attentions_bytes() {
     return (kMostAttentions * static_cast<int>(sizeof(PersistentAttention)) + 127) / 128 * 128;
   }
-  // What attention to so many rows uses: the results of its warps besides a block's part.
+  // Of attention to so many rows: a block's part, and the results of its warps.
   static constexpr int attention_bytes(int rows) {
     return rows == 0 ? 0
                      : TokenTraits{PersistentAttention::kWidth}.part_bytes(kAttentionWarps) +

@@ -134,7 +134,7 @@ class Runs {
     last_.steps.push_back(std::move(step));
   }
 
-  // What is computed before a later step.
+  // A router or a token, before a later step.
   template <typename Call>
   void add(const Call& call, std::optional<Call> Growing::* to) {
     if (fits(call, last_) && !last_.token) {
