@@ -59,8 +59,8 @@ def test_sizes(rng: np.random.Generator, dtype: mx.Dtype, sizes: dict[str, Any])
     model = make(rng, dtype, FOUR, **sizes)
     check(model, words(rng, 1, 60) % sizes["words"], dtype)
     assert persistent(model, "norm + 2 GEMVs + swiglu") == sizes["layers"]
-    assert persistent(model, "norm + 3 GEMVs") == sizes["layers"] - 1
-    assert persistent(model, "rope + append + attention") >= sizes["layers"] - 2  # not of the first layer, nor between two kernels
+    assert persistent(model, "norm + 3 GEMVs") == sizes["layers"]
+    assert persistent(model, "rope + append + attention") >= sizes["layers"] - 1  # one may be between two kernels
 
 
 @pytest.mark.parametrize("sizes", [
@@ -75,7 +75,7 @@ def test_attention(rng: np.random.Generator, sizes: dict[str, Any]) -> None:
     """To more keys than a block's warps have tiles of."""
     model = make(rng, mx.bfloat16, FOUR, **{**SMALL, **sizes, "layers": 4})
     check(model, words(rng, 1, 150), mx.bfloat16)
-    assert "window" in sizes or persistent(model, "attention") == 2
+    assert "window" in sizes or persistent(model, "attention") == 3
 
 
 MOE = {**SMALL, "size": 1024, "hidden": 768, "layers": 3}
@@ -118,7 +118,7 @@ def test_experts(rng: np.random.Generator, bits: int, dtype: mx.Dtype, sizes: di
         assert max(errors) <= 0.5
     assert persistent(model, "norm + 2 MoE GEMVs + swiglu") >= len(model.layers) - 1  # one may be between two kernels
     assert persistent(model, "MoE GEMV + sum + add") >= len(model.layers) - 1
-    assert persistent(model, "attention") >= len(model.layers) - 2
+    assert persistent(model, "attention") >= len(model.layers) - 1
 
 
 @pytest.mark.parametrize(("sizes", "mixture"), [
