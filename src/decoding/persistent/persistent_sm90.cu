@@ -1,6 +1,5 @@
 // GEMVs of a decode step with quantized weights, and what is between them, in one persistent kernel: a block for each
-// multiprocessor. While consumers wait
-// for a result, or prepare it, the producer goes on loading the weights of what comes next, so that memory is never idle.
+// multiprocessor. While consumers wait for a result, or prepare it, the producers go on loading the weights of later GEMVs.
 #include "decoding/persistent/attention.cuh"
 #include "decoding/persistent/rows.cuh"
 #include "device/types.cuh"
