@@ -30,7 +30,9 @@ def standing(caches: list[Any], *, updated: bool = False) -> list[dict[str, Any]
     """Return the contents of caches, for :func:`put_back`; ``updated``: before in-place updates of arrays besides keys and values."""
     states = [getattr(cache, "__dict__", {}).copy() for cache in caches]
     for state in states:
-        state.update({name: value.copy() for name, value in state.items() if isinstance(value, list)})
+        for name, value in state.items():
+            if isinstance(value, list):
+                state[name] = value.copy()
     for state in states if updated else []:
         arrays = {name: value for name, value in state.items() if isinstance(value, mx.array) and name not in {"keys", "values"}}
         state.update({name: array.__copy__() for name, array in arrays.items()})

@@ -69,6 +69,8 @@ class Session(ABC):
             groups.setdefault((kind, capacity, kind.state(cache)), len(groups))
             for kind, capacity, cache in zip(self.kinds, self.capacities, caches, strict=True)
         ]
+        # Of each group its caches, found at each step: without a loop over layers in Python where one of C does.
+        self.members = [[at for at, group in enumerate(self.groups) if group == one] for one in range(len(groups))]
         self.batched: list[tuple[BatchedKind, int, int]] = [
             (cast("BatchedKind", kind), index, group)
             for index, (kind, group) in enumerate(zip(self.kinds, self.groups, strict=True))
@@ -249,18 +251,16 @@ class Session(ABC):
     def _places(self, caches: list[Any], place_of: Callable[[Kind, Any, int], Place | None]) -> list[Place] | None:
         if len(caches) != len(self.kinds):
             return None
-        places: dict[int, Place] = {}
-        states: dict[int, Any] = {}
-        for kind, cache, capacity, group in zip(self.kinds, caches, self.capacities, self.groups, strict=True):
-            state = kind.state(cache)
-            if group not in states:
-                place = place_of(kind, cache, capacity)
-                if place is None:
-                    return None
-                states[group], places[group] = state, place
-            elif states[group] != state:
+        places: list[Place] = []
+        for members in self.members:
+            first = members[0]
+            kind = self.kinds[first]
+            states = list(map(kind.state, map(caches.__getitem__, members)))
+            place = place_of(kind, caches[first], self.capacities[first]) if states.count(states[0]) == len(states) else None
+            if place is None:
                 return None
-        return [places[group] for group in sorted(places)] + [Place(0, 0, 1)] * self.apart
+            places.append(place)
+        return [*places, *[Place(0, 0, 1)] * self.apart]
 
     def _arrays(self, caches: list[Any]) -> list[Any]:
         return [array for kind, cache in zip(self.kinds, caches, strict=True) for array in kind.arrays(cache)]
