@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PARTS = {  # by the names of kernels, MLX's and ours
+    "persistent kernels: all of it in several layers": r"^persistent",
     "matmul": r"row_product|gemv|qmv|qmm|gemm|nvjet|cutlass|xmma|skinny|small_m|gather_mm|splitk",
     "attention": r"sdpa|attention|flash|^decode|^token|cudnn",
     "norms": r"norm",
