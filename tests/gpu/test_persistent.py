@@ -63,13 +63,6 @@ def test_sizes(rng: np.random.Generator, dtype: mx.Dtype, sizes: dict[str, Any])
     assert persistent(model, "rope + append + attention") >= sizes["layers"] - 1  # one may be between two kernels
 
 
-def test_rows_that_would_take_three_slots(rng: np.random.Generator) -> None:
-    """The down projection is not computed by a persistent kernel, whose teams could overtake the loads."""
-    model = make(rng, mx.bfloat16, FOUR, **{**SMALL, "hidden": 512 * 50, "layers": 2})
-    check(model, words(rng, 1, 60) % 800, mx.bfloat16)
-    assert persistent(model, "GEMV + add") <= 2
-
-
 @pytest.mark.parametrize("sizes", [
     {"heads": 32, "kv_heads": 2, "dim": 32},  # two blocks of rows
     {"heads": 16, "kv_heads": 2, "dim": 96},

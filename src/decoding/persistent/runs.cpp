@@ -71,8 +71,7 @@ bool fits(const GemvCall& call, const Growing& before) {
   }
   const bool few = call.parts.size() == 1 && call.epilogue == GemvEpilogue::none && first.columns <= RouterParams::kMostExperts;
   return (first.form->bits == 4 || (first.form->bits == 8 && few)) && first.x.size() == static_cast<std::size_t>(first.inner) &&
-         first.inner % Params::kPairValues == 0 && first.inner <= Params::kMostInner &&
-         first.inner <= 2 * divide(first).slot_values;  // in three slots, a team could be two rounds of the ring ahead
+         first.inner % Params::kPairValues == 0 && first.inner <= Params::kMostInner;
 }
 
 // Whether a router can be between the steps before it and others.
