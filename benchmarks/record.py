@@ -149,7 +149,7 @@ def require_same_machine(earlier: Mapping[str, Any], own: Mapping[str, Any]) -> 
     """Raise where results, by their provenance, cannot stand beside those of an earlier build, or nobody could tell them from these."""
     for name in SAME:
         one, other = (_of_any_build(each[name]) for each in (earlier, own))
-        if one != other and (name != "torch" or one is not None):  # without torch they have no case of torch's
+        if one != other:
             raise ValueError(f"the earlier results are of another {name}: {one}, not {other}")
     if not earlier["commit"]:
         raise ValueError("the earlier results name no commit, so nobody could tell their cases from the others")

@@ -34,6 +34,7 @@ def test_how_long_at_least_one_lasts(spans: list[tuple[float, float]], time: flo
     ("row_product_experts_bfloat16_4_64", "row_product_experts_bfloat16_4_64", "matmul"),
     ("SigmoidMultiplyMultiply_contiguous", "SigmoidMultiplyMultiply_contiguous", REST),
     ("token_128_bfloat16", "token_128_bfloat16", "attention"),
+    ("persistent_experts_bfloat16", "persistent_experts_bfloat16", "persistent kernels: all of it in several layers"),
 ])  # fmt: skip
 def test_names(name: str, expected: str, part: str) -> None:
     assert short(name) == expected

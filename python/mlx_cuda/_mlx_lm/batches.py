@@ -145,14 +145,11 @@ class Batches:
         """Return the logits of a step that is like a captured one; else None, and the caches have their own arrays."""
         self.sessions = [session for session in self.sessions if not session.step.moved()]
         held, pool = held_by(caches), self.pool
-        if pool is None:
-            _settle_all(caches)
-            return None
         if held is not None and (held.pool is not pool or not held.are_last() or pool.is_shared(caches)):
             held = None
         if held is None:
             _settle_all(caches)
-        if held is not None or self._fits(caches):
+        if pool is not None and (held is not None or self._fits(caches)):
             rows = 1 + max(held.lengths if held is not None else lengths_of(caches))
             fitting = [session for session in self.sessions if session.columns * PAGE >= rows]
             if fitting:
