@@ -20,7 +20,7 @@ from mlx_cuda._replay.errors import NotReplayed
 from mlx_cuda._replay.pool import Pool, held_by
 
 from ..gpu.decoding_model import BatchKVCache, BatchRotatingKVCache, KVCache, Model, RotatingKVCache, merged, of_changing_size
-from .sessions_on_cpu import Step, all_close, both_calls, close, joined, of_three, replayed, set_both, words
+from .sessions_on_cpu import Step, all_close, as_it_is, both_calls, close, joined, of_three, replayed, set_both, words
 
 pytestmark = pytest.mark.usefixtures("on_the_cpu")
 
@@ -60,6 +60,18 @@ def test_a_rotating_batch(decoding: Decoding, model: Model) -> None:
         assert close(mx.roll(one.keys, -one._idx, 2), other.keys)
     assert decoding.captured == 1
     assert decoding.replayed == 39
+
+
+def test_layers_that_are_no_longer_equally_long(decoding: Decoding, model: Model) -> None:
+    tokens, found = words(20)[:1], []
+    for call in as_it_is(model), lambda tokens, cache: decoding.step(model, Model.__call__, tokens, cache, at_once=True):
+        cache = [KVCache() for _ in model.layers]
+        model(tokens[:, :6], cache=cache)
+        logits = [call(tokens[:, i : i + 1], cache) for i in range(6, 9)]
+        cache[-1].trim(1)
+        found.append(logits + [call(tokens[:, i : i + 1], cache) for i in range(9, 12)])
+    assert all_close(*found)
+    assert decoding.replayed == 2  # before they were
 
 
 def test_a_batch_between_steps_of_its_own(decoding: Decoding, model: Model) -> None:
