@@ -57,6 +57,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
+def tested_wheel() -> Path:
+    """The wheel that is tested."""
+    if not (path := os.environ.get("MLX_CUDA_WHEEL")):
+        pytest.skip("MLX_CUDA_WHEEL names no wheel (nox -s tests sets it)")
+    return Path(path)
+
+
+@pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A temporary folder of this run that all workers have in common; a lock says who fills it."""
     base = tmp_path_factory.getbasetemp()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -62,9 +61,7 @@ def test_the_command_prints_all_and_fills_what_differs(
     assert page.read_text("utf-8") == f"Of <!-- n: h200-cases -->{numbers()['h200-cases']}<!-- /n --> cases.\n"
 
 
-def test_the_wheel_is_as_large_as_the_documents_say() -> None:
-    if not (path := os.environ.get("MLX_CUDA_WHEEL")):
-        pytest.skip("MLX_CUDA_WHEEL names no wheel (nox -s tests sets it)")
-    size = Path(path).stat().st_size / 2**20
+def test_the_wheel_is_as_large_as_the_documents_say(tested_wheel: Path) -> None:
+    size = tested_wheel.stat().st_size / 2**20
     said = load()["wheel"]["mib"]
     assert abs(size - said) < 0.1, f"[wheel] of docs/results/platforms.toml: mib = {size:.1f}; then python -m benchmarks numbers --update"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -47,10 +46,8 @@ def test_the_trial_has_no_path_of_a_machine() -> None:
     assert not [line for line in lines if re.search(r"(^|\s)/\w", line)]
 
 
-def test_they_show_the_size_of_this_wheel() -> None:
-    if not (path := os.environ.get("MLX_CUDA_WHEEL")):
-        pytest.skip("MLX_CUDA_WHEEL names no wheel (nox -s tests sets it)")
-    assert abs(Path(path).stat().st_size - DATA["size"]) < 0.1 * 2**20, TAKE
+def test_they_show_the_size_of_this_wheel(tested_wheel: Path) -> None:
+    assert abs(tested_wheel.stat().st_size - DATA["size"]) < 0.1 * 2**20, TAKE
 
 
 def test_they_show_the_pages_of_today() -> None:

@@ -73,16 +73,13 @@ def member(cuda: Cuda) -> str:
 
 
 @pytest.fixture(scope="module", params=matrix.load().cuda)
-def installed(request: pytest.FixtureRequest) -> Installed:
+def installed(request: pytest.FixtureRequest, tested_wheel: Path) -> Installed:
     cuda = matrix.load().cuda[request.param]
-    if not (path := os.environ.get("MLX_CUDA_WHEEL")):
-        pytest.skip("MLX_CUDA_WHEEL names no wheel (nox -s tests sets it)")
-    wheel = Path(path)
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(tested_wheel) as archive:
         if member(cuda) not in archive.namelist():
-            pytest.skip(f"{wheel.name} was built without {member(cuda)}")
+            pytest.skip(f"{tested_wheel.name} was built without {member(cuda)}")
     stubs = toolkit.root_path(cuda.roots[0], matrix.host_platform()) / "lib" / "stubs"
-    return Installed(cuda, install(wheel, cuda.extra), stubs)
+    return Installed(cuda, install(tested_wheel, cuda.extra), stubs)
 
 
 def install(wheel: Path, extra: str) -> Path:

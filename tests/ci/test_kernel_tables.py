@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import shutil
 import subprocess
@@ -67,11 +66,9 @@ def test_tables_are_of_sources() -> None:
     assert set(tables()) <= {path.stem for path in SOURCES.rglob("*.cu")}
 
 
-def test_fatbins_have_the_kernels_of_the_tables() -> None:
-    if not (path := os.environ.get("MLX_CUDA_WHEEL")):
-        pytest.skip("MLX_CUDA_WHEEL names no wheel (nox -s tests sets it)")
+def test_fatbins_have_the_kernels_of_the_tables(tested_wheel: Path) -> None:
     others: set[str] = set()
-    for source, data in wheel.read(Path(path)).unpacked.items():
+    for source, data in wheel.read(tested_wheel).unpacked.items():
         for entry in fatbin.only(data).entries:
             found, expected = kernels(data, entry), listed(source, entry.architecture)
             assert expected <= found, f"{source} of {entry.kind} {entry.architecture}"

@@ -375,13 +375,10 @@ def test_none_at_all(tmp_path: Path, files: Files, system: System) -> None:
 # ------------------------------------------------------------------------------------------------------------ the real wheel
 
 
-def test_the_real_wheel() -> None:
-    if not (path := os.environ.get("MLX_CUDA_WHEEL")):
-        pytest.skip("MLX_CUDA_WHEEL names no wheel (nox -s tests sets it)")
-    wheel = Path(path)
-    assert [str(each) for each in audit_wheel(wheel, checks=("sbom", "metadata", "record"))] == []
-    document = validated(wheel)
-    build = json.loads(read_wheel(wheel).members["mlx_cuda/_build.json"])
+def test_the_real_wheel(tested_wheel: Path) -> None:
+    assert [str(each) for each in audit_wheel(tested_wheel, checks=("sbom", "metadata", "record"))] == []
+    document = validated(tested_wheel)
+    build = json.loads(read_wheel(tested_wheel).members["mlx_cuda/_build.json"])
     assert build.keys() == BUILD.keys()
     tools = [(each["name"], each["version"]) for each in document["formulation"][0]["components"]]
     assert (build["compiler"]["id"], build["compiler"]["version"]) in tools

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-import os
 import re
 import zipfile
 from pathlib import Path
@@ -52,11 +51,9 @@ def test_cudnn_frontend_reads_of_a_device_only_what_it_is_given() -> None:
         assert {*re.findall(r"\bcudaGetDeviceProperties\w*", text)} == {"cudaGetDeviceProperties"}
 
 
-def test_what_cudnn_frontend_calls_of_the_runtime_is_the_same_in_both_majors() -> None:
-    if not (path := os.environ.get("MLX_CUDA_WHEEL")):
-        pytest.skip("MLX_CUDA_WHEEL names no wheel (nox -s tests sets it)")
+def test_what_cudnn_frontend_calls_of_the_runtime_is_the_same_in_both_majors(tested_wheel: Path) -> None:
     calls: set[str] = set()
-    with zipfile.ZipFile(path) as wheel:
+    with zipfile.ZipFile(tested_wheel) as wheel:
         for cuda in matrix.load().cuda.values():
             name = f"{matrix.load().module}/{cuda.module}.abi3.so"
             if name in wheel.namelist():

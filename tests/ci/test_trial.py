@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import sys
@@ -453,12 +452,12 @@ def of_an_installation(folder: Path) -> Path:
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_the_real_wheel_works_here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at_night: bool) -> None:
+def test_the_real_wheel_works_here(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, at_night: bool, tested_wheel: Path
+) -> None:
     """At night (``--place nightly``) with all tests of the package, as `python -m ci try` has them."""
     if not at_night:
         monkeypatch.setattr(trial, "copy_tests", of_an_installation)
-    if not (path := os.environ.get("MLX_CUDA_WHEEL")):
-        pytest.skip("MLX_CUDA_WHEEL names no wheel (nox -s tests sets it)")
-    code, said = report(capfd, path, "--extra", "cpu")
+    code, said = report(capfd, str(tested_wheel), "--extra", "cpu")
     assert (code, said["works"]) == (0, True), json.dumps(said, indent=1)  # whole, with what failed
     assert said["outcomes"][0]["tests"]["package"]["passed"] > 100
