@@ -30,6 +30,7 @@ struct PersistentGemv {
   int bits;
   int inner;
   int slot_values;   // of each row, in a slot: all of inner, or a multiple of kPairValues
+  int chunk_slots;   // slots of a chunk
   int in_flight;     // slots that are being loaded, at most: more would delay what is handed over
   int split_shift;   // log2 of the warps that share a quad
   int quads;         // 0 with 8 bits
@@ -100,6 +101,7 @@ struct PersistentParams {
   static constexpr int kMostInner = 32768;   // of x, which leaves space for some slots
   static constexpr int kTurnMultiple = 256;  // of inner: bulk copies of a quad's scales have a multiple of 16 bytes
   static constexpr int kMostSlots = 16;
+  static constexpr int kSlotState = 48;      // bytes of a slot besides its memory: where its results are, and two barriers
   static constexpr int kCounterBytes = 128;  // apart, so that polling one does not delay others
   static constexpr int kUnset = -1;
 
@@ -138,8 +140,8 @@ struct PersistentParams {
   static constexpr int x_bytes(int inner) {
     return inner * 2 + inner / kGroup * 8;
   }
-  static constexpr int shares_bytes() {  // each with two numbers more
-    return (kMost * (static_cast<int>(sizeof(PersistentGemv)) + 8) + 127) / 128 * 128;
+  static constexpr int shares_bytes() {  // each with four numbers more
+    return (kMost * (static_cast<int>(sizeof(PersistentGemv)) + 16) + 127) / 128 * 128;
   }
   static constexpr int attentions_bytes() {
     return (kMostAttentions * static_cast<int>(sizeof(PersistentAttention)) + 127) / 128 * 128;
@@ -157,7 +159,7 @@ struct PersistentParams {
     return kWarps * 4;
   }
   constexpr int shared_bytes() const {
-    return slots * (slot_bytes + 16) + shares_bytes() + attentions_bytes() + x_bytes(most_inner) + attention_bytes(attention_rows) +
+    return slots * (slot_bytes + kSlotState) + shares_bytes() + attentions_bytes() + x_bytes(most_inner) + attention_bytes(attention_rows) +
            sums_bytes() + squares_bytes() + static_cast<int>(sizeof(PersistentRoute));
   }
 };

@@ -54,6 +54,7 @@ PersistentGemv instruction_of(GemvCall& call, KernelNode& node) {
   g.bits = first.form->bits;
   g.inner = first.inner;
   g.slot_values = division.slot_values;
+  g.chunk_slots = ceil_div(g.inner, g.slot_values);
   g.split_shift = division.split_shift;
   g.epilogue = call.epilogue;
   g.turns = first.each_its_row() ? first.count() : 1;
@@ -90,8 +91,9 @@ void divide_memory(Params& params, const Run& run) {
   }
   const int left = params.attentions > 0 ? 0 : kLeftBytes;
   params.slots = 1;
-  const int fixed = params.shared_bytes() - (params.slot_bytes + 16);
-  params.slots = std::min((shared_memory_limit() - left - fixed) / (params.slot_bytes + 16), Params::kMostSlots);
+  const int of_slot = params.slot_bytes + Params::kSlotState;
+  const int fixed = params.shared_bytes() - of_slot;
+  params.slots = std::min((shared_memory_limit() - left - fixed) / of_slot, Params::kMostSlots);
   for (int i = 0; i < params.count; ++i) {
     params.gemv[i].in_flight = std::clamp(kInFlight / divide(run[i].gemv.parts[0]).slot_bytes(), 1, params.slots);
   }

@@ -31,11 +31,15 @@ __device__ inline void run(const PersistentParams& p) {
     shares[i].end = count * (static_cast<int>(blockIdx.x) + 1) / blocks * each;
   }
   unsigned char* const slots = attentions + PersistentParams::attentions_bytes();
-  unsigned char* const x = slots + p.slots * (p.slot_bytes + 16);
+  unsigned char* const x = slots + p.slots * (p.slot_bytes + PersistentParams::kSlotState);
   auto* const route = reinterpret_cast<PersistentRoute*>(persistent_memory + p.shared_bytes()) - 1;
-  const Ring<Experts> ring(p, shares, route, slots);
+  const Ring<T, Experts> ring(p, shares, route, slots);
   if (threadIdx.x == 0) {
     ring.init();
+  }
+  __syncthreads();
+  if (const auto i = static_cast<int>(threadIdx.x); i < p.count) {
+    shares[i].chunks = Chunks<Experts>(shares[i]).count();
   }
   __syncthreads();
   launch_dependents();

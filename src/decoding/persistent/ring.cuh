@@ -20,6 +20,8 @@ struct Share {
   PersistentGemv gemv;
   int begin;  // quads
   int end;
+  int chunks;
+  int unused;
 };
 
 // A block's chunks of an instruction, in order.
@@ -47,6 +49,18 @@ class Chunks {
     return true;
   }
 
+  // Of all that are left.
+  __device__ int count() {
+    int all = 0;
+    for (int quad = quad_; quad < end_; quad = last_) {
+      while (quad >= last_) {
+        enter(part_ + 1);
+      }
+      all += (last_ - quad + most_ - 1) / most_;
+    }
+    return all;
+  }
+
  private:
   __device__ void enter(int part) {
     part_ = part;
@@ -70,21 +84,45 @@ class Chunks {
   int last_;   // after the last
 };
 
+// Where the results of a chunk's first rows go.
+struct alignas(16) Results {
+  void* out;
+  void* handoff;      // or null
+  const void* added;  // what is added to them, or null
+  int quads;
+  int unused;
+
+  __device__ Results() = default;
+  // `T`: the type of results.
+  template <typename T>
+  __device__ static Results of(const PersistentGemv& g, const Chunk& chunk) {
+    const int row = chunk.first * (is_gated(g.epilogue) ? 2 : PersistentParams::kQuadRows);
+    const GemvPart& part = g.part[chunk.part];
+    Results results;
+    results.out = static_cast<T*>(part.out) + row;
+    results.handoff = g.handoff ? static_cast<T*>(g.handoff) + part.first * PersistentParams::kQuadRows + row : nullptr;
+    results.added = g.epilogue == GemvEpilogue::add ? static_cast<const T*>(g.added) + row : nullptr;
+    results.quads = chunk.quads;
+    return results;
+  }
+};
+
 // A position in the ring, and how often it has come round: the parity of its barriers.
 struct Slot {
   int at = 0;
   int parity = 0;
 
-  __device__ void advance(int slots) {
-    if (++at == slots) {
-      at = 0;
+  __device__ void advance(int by, int slots) {
+    at += by;
+    while (at >= slots) {
+      at -= slots;
       parity ^= 1;
     }
   }
 };
 
 // `Experts`: whether a router chooses the weights of some instructions.
-template <bool Experts>
+template <typename T, bool Experts>
 class Ring {
   using Params = PersistentParams;
 
@@ -95,7 +133,8 @@ class Ring {
         route_(route),
         memory_(memory),
         full_(reinterpret_cast<Barrier*>(memory + p.slots * p.slot_bytes)),
-        empty_(full_ + p.slots) {}
+        empty_(full_ + p.slots),
+        results_(reinterpret_cast<Results*>(empty_ + p.slots)) {}
 
   // By one thread, before any other uses it.
   __device__ void init() const {
@@ -110,6 +149,10 @@ class Ring {
   __device__ const unsigned char* wait(const Slot& slot) const {
     barrier_wait(full_ + slot.at, slot.parity);
     return memory_ + slot.at * p_.slot_bytes;
+  }
+  // Of a slot that was waited for, until it is released.
+  __device__ const Results& results(const Slot& slot) const {
+    return results_[slot.at];
   }
   // By one thread of each warp of the team, when the warp no longer reads it.
   __device__ void release(const Slot& slot) const {
@@ -154,7 +197,7 @@ class Ring {
             const int values = min(slot_values, inner - first);
             while (flying >= in_flight) {
               barrier_wait(full_ + landed.at, landed.parity);
-              landed.advance(p_.slots);
+              landed.advance(1, p_.slots);
               --flying;
             }
             if (loaded >= p_.slots) {
@@ -166,6 +209,9 @@ class Ring {
             const int half = half_rows * Params::matrix_bytes(matrix, values);
             const int before = matrix == 0 ? 0 : 2 * half_rows * Params::row_bytes(values) + (matrix - 1) * 2 * half;
             unsigned char* const to = memory_ + slot.at * p_.slot_bytes + before;
+            if (matrix == 0) {
+              results_[slot.at] = Results::of<T>(g, chunk);
+            }
             barrier_expect(full, 2 * half);
             if (values == inner) {
               copy_bytes_once(to, from[0], gated ? half : 2 * half, full, once);
@@ -177,7 +223,7 @@ class Ring {
                   to, from, half_rows, row_bytes, Params::matrix_bytes(matrix, first), Params::matrix_bytes(matrix, values), full,
                   once);
             }
-            slot.advance(p_.slots);
+            slot.advance(1, p_.slots);
           }
         }
       }
@@ -211,6 +257,7 @@ class Ring {
   unsigned char* const memory_;
   Barrier* const full_;
   Barrier* const empty_;
+  Results* const results_;
 };
 
 }  // namespace mlx_cuda

@@ -18,7 +18,7 @@ class PersistentRows {
 
  public:
   __device__ PersistentRows(
-      const Params& p, const Share* shares, const Ring<Experts>& ring, PersistentRoute* route, unsigned char* memory)
+      const Params& p, const Share* shares, const Ring<T, Experts>& ring, PersistentRoute* route, unsigned char* memory)
       : p_(p),
         shares_(shares),
         ring_(ring),
@@ -32,44 +32,32 @@ class PersistentRows {
   // By all consumers, instruction after instruction.
   __device__ void run(int index) {
     const PersistentGemv& g = shares_[index].gemv;
-    Chunks<Experts> chunks(shares_[index]);
-    Chunk chunk;
-    bool any = chunks.next(chunk);
     factor_ = 0.0f;
     if constexpr (Experts) {
       odd_ = 0;  // of all teams
       const bool few_rows = g.bits == 8;
-      const bool summed = g.turns > 1;
       if (g.router >= 0 && warp_ == 0) {
         inputs_.choose(p_.router[g.router]);
       }
       if (few_rows) {
         prefetch_rows(g);
       }
-      if (summed) {
+      if (g.turns > 1) {
         inputs_.template prepare<true>(g);
-      } else if (!g.same_x) {
-        inputs_.template prepare<false>(g);
-      }
-      if (few_rows) {
-        multiply_rows(g);
-      }
-      for (; summed && any; any = chunks.next(chunk)) {
-        multiply<true>(g, chunk);
-        take_turns();
+        multiply_summed(shares_[index]);
+      } else {
+        if (!g.same_x) {
+          inputs_.template prepare<false>(g);
+        }
+        if (few_rows) {
+          multiply_rows(g);
+        } else {
+          multiply(g, shares_[index].chunks);
+        }
       }
     } else {
       inputs_.template prepare<false>(g);
-    }
-    for (; any; any = chunks.next(chunk)) {
-      if (turn_ == team_) {
-        multiply<false>(g, chunk);
-      } else {
-        for (int first = 0; first < g.inner; first += g.slot_values) {
-          slot_.advance(p_.slots);
-        }
-      }
-      take_turns();
+      multiply(g, shares_[index].chunks);
     }
     sync_some(kAllConsumers, kConsumers);  // x is no longer read, and all results of this block are stored
     if (g.handoff && threadIdx.x == 0) {
@@ -78,53 +66,86 @@ class PersistentRows {
   }
 
  private:
-  __device__ void take_turns() {
-    turn_ = turn_ + 1 == Params::kTeams ? 0 : turn_ + 1;
-  }
-
   // ------------------------------------------------------------------------------------------------------------------------ w
-  // A team's chunk; or, of summed experts, that of all teams, which take turns at the experts.
-  template <bool Summed>
-  __device__ void multiply(const PersistentGemv& g, const Chunk& chunk) {
+  // Teams take turns at the chunks of an instruction.
+  __device__ void multiply(const PersistentGemv& g, int chunks) {
     const int quad = member_ >> g.split_shift;
     const int splits = 1 << g.split_shift;
     const int split = member_ & (splits - 1);
-    const bool mine = quad < chunk.quads;
-    const bool finishes = mine && split == 0 && (!Summed || turn_ == team_);
-    const T* const added = added_to(g, chunk, quad);
-    unsigned residual = finishes && added ? load_relaxed(added) : 0;
-    float totals[3] = {};
-    const int of_slot = Summed ? Params::padded(g.inner) : g.slot_values;
-    const int values = Summed ? g.turns * of_slot : g.inner;
-    int expert = 0;
-    for (int first = 0; first < values; first += of_slot) {
-      if (!Summed || expert++ % Params::kTeams == team_) {
-        const unsigned char* w = ring_.wait(slot_);
+    const int of_chunk = g.chunk_slots;
+    int chunk = team_ - turn_;
+    chunk += chunk < 0 ? Params::kTeams : 0;
+    Slot slot = slot_;
+    slot.advance(chunk * of_chunk, p_.slots);
+    for (; chunk < chunks; chunk += Params::kTeams) {
+      const unsigned char* w = ring_.wait(slot);
+      Results results = ring_.results(slot);
+      const bool mine = quad < results.quads;
+      const bool finishes = mine && split == 0;
+      const unsigned residual = finishes ? first_residual(results, quad) : 0;
+      float totals[3] = {};
+      for (int first = 0;;) {
         if (mine) {
-          add_slot<Summed>(totals, w, chunk.quads, quad, split, splits, first, Summed ? g.inner : min(of_slot, values - first));
+          add_slot<false>(totals, w, results.quads, quad, split, splits, first, min(g.slot_values, g.inner - first));
         }
+        results = ring_.results(slot);  // again, instead of registers meanwhile
         __syncwarp();
         if (lane_ == 0) {
-          ring_.release(slot_);
+          ring_.release(slot);
         }
+        slot.advance(1, p_.slots);
+        first += g.slot_values;
+        if (first >= g.inner) {
+          break;
+        }
+        w = ring_.wait(slot);
       }
-      slot_.advance(p_.slots);
+      slot.advance((Params::kTeams - 1) * of_chunk, p_.slots);
+      float value = sum_of_slices(totals);
+      if (splits > 1) {
+        const int first = team_ * Params::kTeamWarps + quad * splits;
+        value = sum_of_warps(value, first, 1, splits, kAllConsumers + 1 + team_, Params::kTeamWarps * 32);
+      }
+      if (finishes) {
+        finish(g, results, quad, value, residual);
+      }
     }
-    float value = sum_of_slices(totals);
-    if constexpr (Summed) {
-      value = sum_of_warps(value, member_, Params::kTeamWarps, Params::kTeams, kAllConsumers, kConsumers);
-    } else if (splits > 1) {
-      const int first = team_ * Params::kTeamWarps + quad * splits;
-      value = sum_of_warps(value, first, 1, splits, kAllConsumers + 1 + team_, Params::kTeamWarps * 32);
-    }
-    if (finishes) {
-      if (added && g.added_from >= 0) {
-        poll([&] { return is_set(residual) || (residual = load_relaxed(added), false); });
+    slot_.advance(chunks * of_chunk, p_.slots);
+    turn_ = (turn_ + chunks) % Params::kTeams;
+  }
+
+  // All teams multiply each chunk of summed experts: they take turns at the experts, and at the results.
+  __device__ void multiply_summed(const Share& share) {
+    const PersistentGemv& g = share.gemv;
+    const int quad = member_ >> g.split_shift;
+    const int splits = 1 << g.split_shift;
+    const int of_slot = Params::padded(g.inner);
+    Chunks<Experts> chunks(share);
+    for (Chunk chunk; chunks.next(chunk);) {
+      const Results results = Results::of<T>(g, chunk);
+      const bool mine = quad < results.quads;
+      const bool finishes = mine && (member_ & (splits - 1)) == 0 && turn_ == team_;
+      const unsigned residual = finishes ? first_residual(results, quad) : 0;
+      float totals[3] = {};
+      for (int turn = 0; turn < g.turns; ++turn) {
+        if (turn % Params::kTeams == team_) {
+          const unsigned char* w = ring_.wait(slot_);
+          if (mine) {
+            add_slot<true>(totals, w, results.quads, quad, member_ & (splits - 1), splits, turn * of_slot, g.inner);
+          }
+          __syncwarp();
+          if (lane_ == 0) {
+            ring_.release(slot_);
+          }
+        }
+        slot_.advance(1, p_.slots);
       }
-      if (factor_ == 0.0f) {
-        factor_ = g.norm ? inputs_.size_factor(g) : 1.0f;
+      const float value =
+          sum_of_warps(sum_of_slices(totals), member_, Params::kTeamWarps, Params::kTeams, kAllConsumers, kConsumers);
+      if (finishes) {
+        finish(g, results, quad, value, residual);
       }
-      finish(g, chunk, quad, value * factor_, residual);
+      turn_ = turn_ + 1 == Params::kTeams ? 0 : turn_ + 1;
     }
   }
 
@@ -133,9 +154,11 @@ class PersistentRows {
   template <bool Partial>
   __device__ void add_slot(
       float (&totals)[3], const unsigned char* slot, int quads, int quad, int split, int splits, int first, int values) const {
-    const int row = lane_ / 16;  // of each half of the quad
-    const int slice = lane_ / 4 % 4;
-    const int c = lane_ % 4;  // of 8 values of a row, and the slice whose sums this lane has
+    int lane = lane_;
+    asm volatile("" : "+r"(lane));  // what is made of it takes no registers before and after
+    const int row = lane / 16;      // of each half of the quad
+    const int slice = lane / 4 % 4;
+    const int c = lane % 4;  // of 8 values of a row, and the slice whose sums this lane has
     const int row_bytes = Params::row_bytes(values);
     const int scale_bytes = Params::scale_bytes(values);
     const int low = quad * 2 + row;
@@ -145,15 +168,15 @@ class PersistentRows {
     Cursor at;
     at.w = begin + low * row_bytes + own + split * 256;
     at.scales = begin + 4 * quads * row_bytes + low * scale_bytes + c * 4 + split * 16;
-    at.x = shared_address(inputs_.x()) + first * 2 + lane_ / 8 * 256 + lane_ / 4 % 2 * 64 + c * 16 + split * 1024;
+    at.x = shared_address(inputs_.x()) + first * 2 + lane / 8 * 256 + lane / 4 % 2 * 64 + c * 16 + split * 1024;
     at.steps = shared_address(inputs_.steps() + first / Params::kGroup + 2 * c) + split * 32;
-    at.sum = shared_address(inputs_.sums() + first / Params::kGroup + lane_ % 8) + split * 32;
-    const int bias_row = quad * 2 + lane_ / 8 % 2 + lane_ / 16 * quads * 2;
-    at.bias = begin + 4 * quads * (row_bytes + scale_bytes) + bias_row * scale_bytes + lane_ % 8 * 2 + split * 16;
+    at.sum = shared_address(inputs_.sums() + first / Params::kGroup + lane % 8) + split * 32;
+    const int bias_row = quad * 2 + lane / 8 % 2 + lane / 16 * quads * 2;
+    at.bias = begin + 4 * quads * (row_bytes + scale_bytes) + bias_row * scale_bytes + lane % 8 * 2 + split * 16;
     const unsigned high = quads * 2 * row_bytes;  // from a row to that of the second half
     const unsigned high_scales = quads * 2 * scale_bytes;
     const unsigned last_scales = at.scales - c * 4 + scale_bytes - 4;
-    const unsigned last_bias = at.bias - lane_ % 8 * 2 + scale_bytes - 2;
+    const unsigned last_bias = at.bias - lane % 8 * 2 + scale_bytes - 2;
     const auto load = [&] {
       Pair pair;
       if constexpr (Partial) {
@@ -219,17 +242,24 @@ class PersistentRows {
 
   // `swapped`: the lane's slice has the second group first.
   __device__ static void add_pair(float (&totals)[3], const Pair& pair, bool swapped) {
+    int sums[2][4] = {};
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {  // the groups in turn: an MMA takes long to add to another
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint2 low = pair.w[i][0];
+        const uint2 high = pair.w[i][1];
+        const uint4 x = pair.x[i];
+        multiply_bytes(
+            sums[i], part == 0 ? nibbles(low.x, high.x) : nibbles(low.y, high.y), part == 0 ? x.x : x.z, part == 0 ? x.y : x.w);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint2 low = pair.w[i][0];
-      const uint2 high = pair.w[i][1];
-      int sums[4] = {};
-      multiply_bytes(sums, nibbles(low.x, high.x), pair.x[i].x, pair.x[i].y);
-      multiply_bytes(sums, nibbles(low.y, high.y), pair.x[i].z, pair.x[i].w);
       const float step = __uint_as_float(i == 0 ? pair.steps.x : pair.steps.y);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float integer = static_cast<float>(sums[2 * half] * 128 + sums[2 * half + 1]);
+        const float integer = static_cast<float>(sums[i][2 * half] * 128 + sums[i][2 * half + 1]);
         totals[half] = fmaf(one_of(pair.scales[half], swapped != (i == 1), T{}) * step, integer, totals[half]);
       }
     }
@@ -334,42 +364,54 @@ class PersistentRows {
   }
 
   // ------------------------------------------------------------------------------------------------------------------ results
-  // The first of the two adjacent rows of a half of a quad.
-  static __device__ int row_of(const PersistentGemv& g, const Chunk& chunk, int quad, int half) {
-    return is_gated(g.epilogue) ? (chunk.first + quad) * 2 : chunk.first * 4 + quad * 2 + half * chunk.quads * 2;
+  // Where the two adjacent rows that a lane has begin, of a chunk whose epilogue is not gated.
+  __device__ int row_of(const Results& results, int quad) const {
+    return quad * 2 + lane_ / 4 * results.quads * 2;
+  }
+  __device__ const T* added_to(const Results& results, int quad) const {
+    return static_cast<const T*>(results.added) + row_of(results, quad);
   }
 
-  // The numbers that are added to the two results that a lane stores; null: none.
-  __device__ const T* added_to(const PersistentGemv& g, const Chunk& chunk, int quad) const {
-    return g.epilogue == GemvEpilogue::add && (lane_ & ~4) == 0 ? static_cast<const T*>(g.added) + row_of(g, chunk, quad, lane_ / 4)
-                                                                : nullptr;
+  // The numbers that are added to the two results that a lane stores, if they are there yet.
+  __device__ unsigned first_residual(const Results& results, int quad) const {
+    return results.added && (lane_ & ~4) == 0 ? load_relaxed(added_to(results, quad)) : 0;
   }
 
-  __device__ void finish(const PersistentGemv& g, const Chunk& chunk, int quad, float value, unsigned residual) const {
-    if (is_gated(g.epilogue)) {
+  __device__ void finish(const PersistentGemv& g, const Results& results, int quad, float value, unsigned residual) {
+    const GemvEpilogue epilogue = g.epilogue;
+    const bool gated = is_gated(epilogue);
+    const bool handed_over = g.added_from >= 0;
+    if (factor_ == 0.0f) {
+      factor_ = g.norm ? inputs_.size_factor(g) : 1.0f;
+    }
+    value *= factor_;
+    if (gated) {
       const float up = __shfl_xor_sync(~0u, value, 4);
-      value = activated(g.epilogue, value) * up;
+      value = activated(epilogue, value) * up;
     }
     const float next = __shfl_xor_sync(~0u, value, 16);
-    if ((lane_ & ~4) != 0 || (is_gated(g.epilogue) && lane_ != 0)) {
+    if ((lane_ & ~(gated ? 0 : 4)) != 0) {
       return;
     }
     unsigned pair = pack(value, next, T{});
-    if (g.epilogue == GemvEpilogue::add) {
+    if (results.added) {
+      if (handed_over) {
+        poll([&] { return is_set(residual) || (residual = load_relaxed(added_to(results, quad)), false); });
+      }
       const float2 two = unpack(pair, T{});
       const float2 other = unpack(residual, T{});
       pair = pack(two.x + other.x, two.y + other.y, T{});
     }
-    const int row = row_of(g, chunk, quad, lane_ / 4);
-    *reinterpret_cast<unsigned*>(static_cast<T*>(g.part[chunk.part].out) + row) = pair;
-    if (g.handoff) {
-      store_relaxed(static_cast<T*>(g.handoff) + g.part[chunk.part].first * Params::kQuadRows + row, pair);
+    const int row = gated ? quad * 2 : row_of(results, quad);
+    *reinterpret_cast<unsigned*>(static_cast<T*>(results.out) + row) = pair;
+    if (results.handoff) {
+      store_relaxed(static_cast<T*>(results.handoff) + row, pair);
     }
   }
 
   const Params& p_;
   const Share* const shares_;
-  const Ring<Experts>& ring_;
+  const Ring<T, Experts>& ring_;
   const Inputs inputs_;
   float* const sums_;  // of warps that share a quad: [odd][team][warp][row]
   const int lane_;
