@@ -33,7 +33,7 @@ __device__ inline void run(const PersistentParams& p) {
   unsigned char* const slots = attentions + PersistentParams::attentions_bytes();
   unsigned char* const x = slots + p.slots * (p.slot_bytes + PersistentParams::kSlotState);
   auto* const route = reinterpret_cast<PersistentRoute*>(persistent_memory + p.shared_bytes()) - 1;
-  const Ring<T, Experts> ring(p, shares, route, slots);
+  const Ring<Experts> ring(p, shares, route, slots);
   if (threadIdx.x == 0) {
     ring.init();
   }

@@ -8,7 +8,7 @@
 namespace mlx_cuda {
 
 // Adjacent quads of one part, and of one expert.
-struct Chunk {
+struct alignas(16) Chunk {
   int part;
   int expert;  // of the chosen ones
   int first;
@@ -84,36 +84,19 @@ class Chunks {
   int last_;   // after the last
 };
 
-// Where the results of a chunk's first rows go.
-struct alignas(16) Results {
-  void* out;
-  void* handoff;      // or null
-  const void* added;  // what is added to them, or null
-  int quads;
-  int unused;
-
-  __device__ Results() = default;
-  // `T`: the type of results.
-  template <typename T>
-  __device__ static Results of(const PersistentGemv& g, const Chunk& chunk) {
-    const int row = chunk.first * (is_gated(g.epilogue) ? 2 : PersistentParams::kQuadRows);
-    const GemvPart& part = g.part[chunk.part];
-    Results results;
-    results.out = static_cast<T*>(part.out) + row;
-    results.handoff = g.handoff ? static_cast<T*>(g.handoff) + part.first * PersistentParams::kQuadRows + row : nullptr;
-    results.added = g.epilogue == GemvEpilogue::add ? static_cast<const T*>(g.added) + row : nullptr;
-    results.quads = chunk.quads;
-    return results;
-  }
-};
-
 // A position in the ring, and how often it has come round: the parity of its barriers.
 struct Slot {
   int at = 0;
   int parity = 0;
 
-  __device__ void advance(int by, int slots) {
-    at += by;
+  __device__ void advance(int slots) {
+    if (++at == slots) {
+      at = 0;
+      parity ^= 1;
+    }
+  }
+  __device__ void advance_by(int count, int slots) {
+    at += count;
     while (at >= slots) {
       at -= slots;
       parity ^= 1;
@@ -122,7 +105,7 @@ struct Slot {
 };
 
 // `Experts`: whether a router chooses the weights of some instructions.
-template <typename T, bool Experts>
+template <bool Experts>
 class Ring {
   using Params = PersistentParams;
 
@@ -134,7 +117,7 @@ class Ring {
         memory_(memory),
         full_(reinterpret_cast<Barrier*>(memory + p.slots * p.slot_bytes)),
         empty_(full_ + p.slots),
-        results_(reinterpret_cast<Results*>(empty_ + p.slots)) {}
+        chunks_(reinterpret_cast<Chunk*>(empty_ + p.slots)) {}
 
   // By one thread, before any other uses it.
   __device__ void init() const {
@@ -150,9 +133,9 @@ class Ring {
     barrier_wait(full_ + slot.at, slot.parity);
     return memory_ + slot.at * p_.slot_bytes;
   }
-  // Of a slot that was waited for, until it is released.
-  __device__ const Results& results(const Slot& slot) const {
-    return results_[slot.at];
+  // What is in a slot that was waited for, until it is released.
+  __device__ const Chunk& chunk(const Slot& slot) const {
+    return chunks_[slot.at];
   }
   // By one thread of each warp of the team, when the warp no longer reads it.
   __device__ void release(const Slot& slot) const {
@@ -197,7 +180,7 @@ class Ring {
             const int values = min(slot_values, inner - first);
             while (flying >= in_flight) {
               barrier_wait(full_ + landed.at, landed.parity);
-              landed.advance(1, p_.slots);
+              landed.advance(p_.slots);
               --flying;
             }
             if (loaded >= p_.slots) {
@@ -210,7 +193,7 @@ class Ring {
             const int before = matrix == 0 ? 0 : 2 * half_rows * Params::row_bytes(values) + (matrix - 1) * 2 * half;
             unsigned char* const to = memory_ + slot.at * p_.slot_bytes + before;
             if (matrix == 0) {
-              results_[slot.at] = Results::of<T>(g, chunk);
+              chunks_[slot.at] = chunk;
             }
             barrier_expect(full, 2 * half);
             if (values == inner) {
@@ -223,7 +206,7 @@ class Ring {
                   to, from, half_rows, row_bytes, Params::matrix_bytes(matrix, first), Params::matrix_bytes(matrix, values), full,
                   once);
             }
-            slot.advance(1, p_.slots);
+            slot.advance(p_.slots);
           }
         }
       }
@@ -257,7 +240,7 @@ class Ring {
   unsigned char* const memory_;
   Barrier* const full_;
   Barrier* const empty_;
-  Results* const results_;
+  Chunk* const chunks_;
 };
 
 }  // namespace mlx_cuda

@@ -18,7 +18,7 @@ class PersistentRows {
 
  public:
   __device__ PersistentRows(
-      const Params& p, const Share* shares, const Ring<T, Experts>& ring, PersistentRoute* route, unsigned char* memory)
+      const Params& p, const Share* shares, const Ring<Experts>& ring, PersistentRoute* route, unsigned char* memory)
       : p_(p),
         shares_(shares),
         ring_(ring),
@@ -73,44 +73,43 @@ class PersistentRows {
     const int splits = 1 << g.split_shift;
     const int split = member_ & (splits - 1);
     const int of_chunk = g.chunk_slots;
-    int chunk = team_ - turn_;
-    chunk += chunk < 0 ? Params::kTeams : 0;
+    int index = team_ - turn_;
+    index += index < 0 ? Params::kTeams : 0;
     Slot slot = slot_;
-    slot.advance(chunk * of_chunk, p_.slots);
-    for (; chunk < chunks; chunk += Params::kTeams) {
+    slot.advance_by(index * of_chunk, p_.slots);
+    for (; index < chunks; index += Params::kTeams) {
       const unsigned char* w = ring_.wait(slot);
-      Results results = ring_.results(slot);
-      const bool mine = quad < results.quads;
+      const Chunk chunk = ring_.chunk(slot);
+      const bool mine = quad < chunk.quads;
       const bool finishes = mine && split == 0;
-      const unsigned residual = finishes ? first_residual(results, quad) : 0;
+      const unsigned residual = finishes ? first_residual(g, chunk, quad) : 0;
       float totals[3] = {};
       for (int first = 0;;) {
         if (mine) {
-          add_slot<false>(totals, w, results.quads, quad, split, splits, first, min(g.slot_values, g.inner - first));
+          add_slot<false>(totals, w, chunk.quads, quad, split, splits, first, min(g.slot_values, g.inner - first));
         }
-        results = ring_.results(slot);  // again, instead of registers meanwhile
         __syncwarp();
         if (lane_ == 0) {
           ring_.release(slot);
         }
-        slot.advance(1, p_.slots);
+        slot.advance(p_.slots);
         first += g.slot_values;
         if (first >= g.inner) {
           break;
         }
         w = ring_.wait(slot);
       }
-      slot.advance((Params::kTeams - 1) * of_chunk, p_.slots);
+      slot.advance_by((Params::kTeams - 1) * of_chunk, p_.slots);
       float value = sum_of_slices(totals);
       if (splits > 1) {
         const int first = team_ * Params::kTeamWarps + quad * splits;
         value = sum_of_warps(value, first, 1, splits, kAllConsumers + 1 + team_, Params::kTeamWarps * 32);
       }
       if (finishes) {
-        finish(g, results, quad, value, residual);
+        finish(g, chunk, quad, value, residual);
       }
     }
-    slot_.advance(chunks * of_chunk, p_.slots);
+    slot_.advance_by(chunks * of_chunk, p_.slots);
     turn_ = (turn_ + chunks) % Params::kTeams;
   }
 
@@ -122,28 +121,27 @@ class PersistentRows {
     const int of_slot = Params::padded(g.inner);
     Chunks<Experts> chunks(share);
     for (Chunk chunk; chunks.next(chunk);) {
-      const Results results = Results::of<T>(g, chunk);
-      const bool mine = quad < results.quads;
+      const bool mine = quad < chunk.quads;
       const bool finishes = mine && (member_ & (splits - 1)) == 0 && turn_ == team_;
-      const unsigned residual = finishes ? first_residual(results, quad) : 0;
+      const unsigned residual = finishes ? first_residual(g, chunk, quad) : 0;
       float totals[3] = {};
       for (int turn = 0; turn < g.turns; ++turn) {
         if (turn % Params::kTeams == team_) {
           const unsigned char* w = ring_.wait(slot_);
           if (mine) {
-            add_slot<true>(totals, w, results.quads, quad, member_ & (splits - 1), splits, turn * of_slot, g.inner);
+            add_slot<true>(totals, w, chunk.quads, quad, member_ & (splits - 1), splits, turn * of_slot, g.inner);
           }
           __syncwarp();
           if (lane_ == 0) {
             ring_.release(slot_);
           }
         }
-        slot_.advance(1, p_.slots);
+        slot_.advance(p_.slots);
       }
       const float value =
           sum_of_warps(sum_of_slices(totals), member_, Params::kTeamWarps, Params::kTeams, kAllConsumers, kConsumers);
       if (finishes) {
-        finish(g, results, quad, value, residual);
+        finish(g, chunk, quad, value, residual);
       }
       turn_ = turn_ + 1 == Params::kTeams ? 0 : turn_ + 1;
     }
@@ -364,23 +362,29 @@ class PersistentRows {
   }
 
   // ------------------------------------------------------------------------------------------------------------------ results
-  // Where the two adjacent rows that a lane has begin, of a chunk whose epilogue is not gated.
-  __device__ int row_of(const Results& results, int quad) const {
-    return quad * 2 + lane_ / 4 * results.quads * 2;
+  // The first of the two adjacent rows that a lane has of a quad.
+  __device__ int row_of(bool gated, const Chunk& chunk, int quad) const {
+    return gated ? (chunk.first + quad) * 2 : chunk.first * 4 + quad * 2 + lane_ / 4 * chunk.quads * 2;
   }
-  __device__ const T* added_to(const Results& results, int quad) const {
-    return static_cast<const T*>(results.added) + row_of(results, quad);
+
+  __device__ const T* added_to(const PersistentGemv& g, const Chunk& chunk, int quad) const {
+    return static_cast<const T*>(g.added) + row_of(false, chunk, quad);
   }
 
   // The numbers that are added to the two results that a lane stores, if they are there yet.
-  __device__ unsigned first_residual(const Results& results, int quad) const {
-    return results.added && (lane_ & ~4) == 0 ? load_relaxed(added_to(results, quad)) : 0;
+  __device__ unsigned first_residual(const PersistentGemv& g, const Chunk& chunk, int quad) const {
+    return g.epilogue == GemvEpilogue::add && (lane_ & ~4) == 0 ? load_relaxed(added_to(g, chunk, quad)) : 0;
   }
 
-  __device__ void finish(const PersistentGemv& g, const Results& results, int quad, float value, unsigned residual) {
+  __device__ void finish(const PersistentGemv& g, const Chunk& chunk, int quad, float value, unsigned residual) {
+    // Read at once, before what would have each of them read anew.
     const GemvEpilogue epilogue = g.epilogue;
     const bool gated = is_gated(epilogue);
-    const bool handed_over = g.added_from >= 0;
+    const bool is_polled = g.added_from >= 0;
+    const int row = row_of(gated, chunk, quad);
+    T* const out = static_cast<T*>(g.part[chunk.part].out) + row;
+    T* const handoff = static_cast<T*>(g.handoff) + g.part[chunk.part].first * Params::kQuadRows + row;
+    const bool is_handed_over = g.handoff;
     if (factor_ == 0.0f) {
       factor_ = g.norm ? inputs_.size_factor(g) : 1.0f;
     }
@@ -394,24 +398,23 @@ class PersistentRows {
       return;
     }
     unsigned pair = pack(value, next, T{});
-    if (results.added) {
-      if (handed_over) {
-        poll([&] { return is_set(residual) || (residual = load_relaxed(added_to(results, quad)), false); });
+    if (epilogue == GemvEpilogue::add) {
+      if (is_polled) {
+        poll([&] { return is_set(residual) || (residual = load_relaxed(added_to(g, chunk, quad)), false); });
       }
       const float2 two = unpack(pair, T{});
       const float2 other = unpack(residual, T{});
       pair = pack(two.x + other.x, two.y + other.y, T{});
     }
-    const int row = gated ? quad * 2 : row_of(results, quad);
-    *reinterpret_cast<unsigned*>(static_cast<T*>(results.out) + row) = pair;
-    if (results.handoff) {
-      store_relaxed(static_cast<T*>(results.handoff) + row, pair);
+    *reinterpret_cast<unsigned*>(out) = pair;
+    if (is_handed_over) {
+      store_relaxed(handoff, pair);
     }
   }
 
   const Params& p_;
   const Share* const shares_;
-  const Ring<T, Experts>& ring_;
+  const Ring<Experts>& ring_;
   const Inputs inputs_;
   float* const sums_;  // of warps that share a quad: [odd][team][warp][row]
   const int lane_;
