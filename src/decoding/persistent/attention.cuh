@@ -6,8 +6,7 @@
 
 namespace mlx_cuda {
 
-// `Ahead`: see TokenPart.
-template <typename T, bool Ahead>
+template <typename T>
 class AttentionStep {
   using Params = PersistentParams;
   using Traits = PersistentAttention;
@@ -37,7 +36,7 @@ class AttentionStep {
 
  private:
   __device__ void attend(int block) const {
-    TokenPart<T, Traits::kWidth, kWarps, Ahead> part(a_.token, memory_, thread_, block % a_.parts, a_.parts, block / a_.parts, 0);
+    TokenPart<T, Traits::kWidth, kWarps, false> part(a_.token, memory_, thread_, block % a_.parts, a_.parts, block / a_.parts, 0);
     part.begin();
     part.make_heads([&] { settle(); }, [&](auto& head, int kind, int row) { read(head, kind, row); });
     sync_some(kAttention, kAttentionThreads);

@@ -81,20 +81,16 @@ struct PersistentParams {
   static constexpr int kMostAttentions = 10;
   static constexpr int kMostRouters = 8;
   static constexpr int kCounters = kMost + kMostAttentions;
-  static constexpr int kTeams = 3;
+  static constexpr int kTeams = 4;
   static constexpr int kTeamWarps = 4;
   static constexpr int kWarps = kTeams * kTeamWarps;
   static constexpr int kAttentionWarps = 4;
   static constexpr int kMatrices = 3;                                   // w, its scales and its biases: each has a producer warp
   static constexpr int kThreads = (kWarps + kAttentionWarps + 4) * 32;  // whole warpgroups, which exchange registers
-  // Registers of a thread: a kernel of so many threads begins with 96, and warpgroups exchange them.
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int consumer_registers(bool experts) {
-    return experts ? 104 : 96;
-  }
-  static constexpr int attention_registers(bool experts) {
-    return (kTeams + 2) * 96 - kProducerRegisters - kTeams * consumer_registers(experts);
-  }
+  // Registers of a thread: a kernel of so many threads begins with those of a consumer, and producers give attention theirs.
+  static constexpr int kConsumerRegisters = 80;
+  static constexpr int kProducerRegisters = 32;
+  static constexpr int kAttentionRegisters = 2 * kConsumerRegisters - kProducerRegisters;
   static constexpr int kGroup = 64;
   static constexpr int kPairValues = 512;  // eight groups: two for each of the four slices of an MMA
   static constexpr int kQuadRows = 4;
@@ -159,8 +155,8 @@ struct PersistentParams {
     return kWarps * 4;
   }
   constexpr int shared_bytes() const {
-    return slots * (slot_bytes + kSlotState) + shares_bytes() + attentions_bytes() + x_bytes(most_inner) + attention_bytes(attention_rows) +
-           sums_bytes() + squares_bytes() + static_cast<int>(sizeof(PersistentRoute));
+    return slots * (slot_bytes + kSlotState) + shares_bytes() + attentions_bytes() + x_bytes(most_inner) +
+           attention_bytes(attention_rows) + sums_bytes() + squares_bytes() + static_cast<int>(sizeof(PersistentRoute));
   }
 };
 

@@ -54,17 +54,16 @@ __device__ inline void run(const PersistentParams& p) {
     return;
   }
   if (warp >= Params::kWarps) {
-    take_registers<Params::attention_registers(Experts)>();
+    take_registers<Params::kAttentionRegisters>();
     wait_for_grids();
     unsigned char* const memory = x + Params::x_bytes(p.most_inner) + Params::squares_bytes() + Params::sums_bytes();
     const int thread = static_cast<int>(threadIdx.x) - Params::kWarps * 32;
     for (int i = 0; i < p.attentions; ++i) {
       const auto& attention = reinterpret_cast<const PersistentAttention*>(attentions)[i];
-      AttentionStep<T, !Experts>(attention, thread, memory, p.arrived, Params::kMost + i).run();
+      AttentionStep<T>(attention, thread, memory, p.arrived, Params::kMost + i).run();
     }
     return;
   }
-  take_registers<Params::consumer_registers(Experts)>();
   wait_for_grids();
   constexpr unsigned unset = static_cast<unsigned>(Params::kUnset);
   for (int i = static_cast<int>(blockIdx.x * Params::kWarps * 32 + threadIdx.x); i < p.cleared_bytes / 16;

@@ -153,8 +153,10 @@ class PersistentRows {
   __device__ void add_slot(
       float (&totals)[3], const unsigned char* slot, int quads, int quad, int split, int splits, int first, int values) const {
     int lane = lane_;
-    asm volatile("" : "+r"(lane));  // what is made of it takes no registers before and after
-    const int row = lane / 16;      // of each half of the quad
+    if constexpr (!Partial) {
+      asm volatile("" : "+r"(lane));  // what is made of it takes no registers before and after
+    }
+    const int row = lane / 16;  // of each half of the quad
     const int slice = lane / 4 % 4;
     const int c = lane % 4;  // of 8 values of a row, and the slice whose sums this lane has
     const int row_bytes = Params::row_bytes(values);

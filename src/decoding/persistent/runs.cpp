@@ -47,7 +47,7 @@ bool experts_fit(const GemvCall& call, const Growing& before) {
     return is_gated(call.epilogue) && gemv.inner % Params::kPairValues == 0 && gemv.inner <= Params::kMostInner;
   }
   return step_of(before.steps, *before.router) && call.factors && call.factors->id() == before.router->scores.id() &&
-         gemv.inner % Params::kTurnMultiple == 0 && divide(gemv).slot_bytes() <= kMostSlotBytes &&
+         gemv.inner % Params::kTurnMultiple == 0 && divide(call).slot_bytes() <= kMostSlotBytes &&
          gemv.count() * Params::padded(gemv.inner) <= Params::kMostInner;
 }
 
@@ -254,16 +254,26 @@ int Division::slot_bytes() const {
   return Params::slot_bytes_of(Params::kQuadRows * quads(), slot_values);
 }
 
-Division divide(const OneGemv& gemv) {
+Division divide(const GemvCall& call) {
   constexpr int most_shift = std::countr_zero(static_cast<unsigned>(Params::kTeamWarps));
-  for (int shift = 0; shift <= most_shift; ++shift) {
-    if (const Division whole{shift, gemv.inner}; whole.slot_bytes() <= kMostSlotBytes || gemv.each_its_row()) {
-      return whole;
+  const OneGemv& first = call.parts[0];
+  int rows = 0;
+  for (const OneGemv& gemv : call.parts) {
+    rows += gemv.columns * (gemv.chosen ? gemv.count() : 1);
+  }
+  const int quads = rows / Params::kQuadRows / multiprocessors();  // of a block
+  for (int shift = 0;; ++shift) {
+    Division division{shift, first.inner};
+    if (division.slot_bytes() <= kMostSlotBytes || first.each_its_row()) {
+      return division;
+    }
+    if (shift == most_shift || quads >= Params::kTeams * division.quads()) {  // all teams have something to do without more splits
+      const int pairs = first.inner / Params::kPairValues;
+      const int most = kMostSlotBytes / Params::slot_bytes_of(Params::kQuadRows * division.quads(), Params::kPairValues);
+      division.slot_values = ceil_div(pairs, ceil_div(pairs, most)) * Params::kPairValues;
+      return division;
     }
   }
-  const int most = kMostSlotBytes / Params::slot_bytes_of(Params::kQuadRows, Params::kPairValues);  // pairs of groups
-  const int pairs = gemv.inner / Params::kPairValues;
-  return {most_shift, ceil_div(pairs, ceil_div(pairs, most)) * Params::kPairValues};
 }
 
 int parts_of(const TokenCall& token) {
