@@ -89,8 +89,12 @@ struct PersistentParams {
   static constexpr int kThreads = (kWarps + kAttentionWarps + 4) * 32;  // whole warpgroups, which exchange registers
   // Registers of a thread: a kernel of so many threads begins with those of a consumer, and producers give attention theirs.
   static constexpr int kConsumerRegisters = 80;
-  static constexpr int kProducerRegisters = 32;
-  static constexpr int kAttentionRegisters = 2 * kConsumerRegisters - kProducerRegisters;
+  static constexpr int producer_registers(bool experts) {
+    return experts ? 40 : 32;
+  }
+  static constexpr int attention_registers(bool experts) {
+    return 2 * kConsumerRegisters - producer_registers(experts);
+  }
   static constexpr int kGroup = 64;
   static constexpr int kPairValues = 512;  // eight groups: two for each of the four slices of an MMA
   static constexpr int kQuadRows = 4;

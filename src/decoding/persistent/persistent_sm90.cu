@@ -46,7 +46,7 @@ __device__ inline void run(const PersistentParams& p) {
   using Params = PersistentParams;
   const auto warp = static_cast<int>(threadIdx.x) / 32;
   if (warp >= Params::kWarps + Params::kAttentionWarps) {
-    give_registers<Params::kProducerRegisters>();
+    give_registers<Params::producer_registers(Experts)>();
     const int matrix = warp - Params::kWarps - Params::kAttentionWarps;
     if (threadIdx.x % 32 == 0 && matrix < Params::kMatrices) {
       ring.produce(matrix);
@@ -54,7 +54,7 @@ __device__ inline void run(const PersistentParams& p) {
     return;
   }
   if (warp >= Params::kWarps) {
-    take_registers<Params::kAttentionRegisters>();
+    take_registers<Params::attention_registers(Experts)>();
     wait_for_grids();
     unsigned char* const memory = x + Params::x_bytes(p.most_inner) + Params::squares_bytes() + Params::sums_bytes();
     const int thread = static_cast<int>(threadIdx.x) - Params::kWarps * 32;
@@ -64,6 +64,7 @@ __device__ inline void run(const PersistentParams& p) {
     }
     return;
   }
+  take_registers<Params::kConsumerRegisters>();  // those that it has: ptxas counts from here
   wait_for_grids();
   constexpr unsigned unset = static_cast<unsigned>(Params::kUnset);
   for (int i = static_cast<int>(blockIdx.x * Params::kWarps * 32 + threadIdx.x); i < p.cleared_bytes / 16;
