@@ -37,31 +37,24 @@ __device__ inline bool is_set(const uint4& v) {
   return is_set(v.x) && is_set(v.y) && is_set(v.z) && is_set(v.w);
 }
 
-inline constexpr int kConsumers = PersistentParams::kWarps * 32;
 inline constexpr int kAllConsumers = 1;  // the number of their barrier; those of the teams follow, and
-inline constexpr int kAttention = kAllConsumers + PersistentParams::kTeams + 1;  // that of attention's warps
+inline constexpr int kAttention = kAllConsumers + PersistentParams::kMostTeams + 1;  // that of attention's warps
 inline constexpr int kAttentionThreads = PersistentParams::kAttentionWarps * 32;
 
 __device__ inline int* counter_of(int* arrived, int index) {
   return arrived + index * (PersistentParams::kCounterBytes / 4);
 }
 
-// Until most of what a counter is of is there. By one thread,
+// Until most of what a counter is of is there, by one thread.
 __device__ inline void wait_for_all(int* arrived, int index) {
   const int all = static_cast<int>(gridDim.x) + PersistentParams::kUnset;
   poll([&] { return static_cast<int>(load_relaxed(counter_of(arrived, index))) >= all; });
 }
-// or by all consumers.
-__device__ inline void wait_for(int* arrived, int index) {
-  if (threadIdx.x == 0) {
-    wait_for_all(arrived, index);
-  }
-  sync_some(kAllConsumers, kConsumers);
-}
 
-template <typename T>
+template <typename T, bool Experts>
 class PersistentInputs {
   using Params = PersistentParams;
+  static constexpr int kConsumers = PersistentShape<Experts>::kConsumers;
 
  public:
   __device__ PersistentInputs(const Params& p, PersistentRoute* route, unsigned char* memory)
@@ -114,7 +107,10 @@ class PersistentInputs {
     uint4 weights[at_once];
     load_some(weights, threadIdx.x, load_norm);
     if (g.x_from >= 0) {
-      wait_for(p_.arrived, g.x_from);
+      if (threadIdx.x == 0) {
+        wait_for_all(p_.arrived, g.x_from);
+      }
+      sync_some(kAllConsumers, kConsumers);
     }
     float squares = 0.0f;
 #pragma unroll 1
@@ -151,7 +147,7 @@ class PersistentInputs {
   __device__ float size_factor(const PersistentGemv& g) const {
     float all = 0.0f;
 #pragma unroll
-    for (int i = 0; i < Params::kWarps / 4; ++i) {
+    for (int i = 0; i < kConsumers / 32 / 4; ++i) {
       const float4 four = reinterpret_cast<const float4*>(squares_)[i];
       all += (four.x + four.y) + (four.z + four.w);
     }

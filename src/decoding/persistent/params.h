@@ -81,20 +81,11 @@ struct PersistentParams {
   static constexpr int kMostAttentions = 10;
   static constexpr int kMostRouters = 8;
   static constexpr int kCounters = kMost + kMostAttentions;
-  static constexpr int kTeams = 4;
+  static constexpr int kMostTeams = 4;
   static constexpr int kTeamWarps = 4;
-  static constexpr int kWarps = kTeams * kTeamWarps;
+  static constexpr int kMostWarps = kMostTeams * kTeamWarps;
   static constexpr int kAttentionWarps = 4;
-  static constexpr int kMatrices = 3;                                   // w, its scales and its biases: each has a producer warp
-  static constexpr int kThreads = (kWarps + kAttentionWarps + 4) * 32;  // whole warpgroups, which exchange registers
-  // Registers of a thread: a kernel of so many threads begins with those of a consumer, and producers give attention theirs.
-  static constexpr int kConsumerRegisters = 80;
-  static constexpr int producer_registers(bool experts) {
-    return experts ? 40 : 32;
-  }
-  static constexpr int attention_registers(bool experts) {
-    return 2 * kConsumerRegisters - producer_registers(experts);
-  }
+  static constexpr int kMatrices = 3;  // w, its scales and its biases: each has a producer warp
   static constexpr int kGroup = 64;
   static constexpr int kPairValues = 512;  // eight groups: two for each of the four slices of an MMA
   static constexpr int kQuadRows = 4;
@@ -153,15 +144,29 @@ struct PersistentParams {
                            kAttentionWarps * rows * PersistentAttention::kPitch * 4;
   }
   static constexpr int sums_bytes() {
-    return 2 * kTeams * kTeamWarps * kQuadRows * 4;
+    return 2 * kMostWarps * kQuadRows * 4;
   }
   static constexpr int squares_bytes() {
-    return kWarps * 4;
+    return kMostWarps * 4;
   }
   constexpr int shared_bytes() const {
     return slots * (slot_bytes + kSlotState) + shares_bytes() + attentions_bytes() + x_bytes(most_inner) +
            attention_bytes(attention_rows) + sums_bytes() + squares_bytes() + static_cast<int>(sizeof(PersistentRoute));
   }
+};
+
+// The warps of a kernel, and their registers: consumers in teams, those of attention, and producers. A warpgroup exchanges
+// registers with others. The code for experts needs more of them, so that there are fewer consumers.
+template <bool Experts>
+struct PersistentShape {
+  static constexpr int kTeams = Experts ? 3 : PersistentParams::kMostTeams;
+  static constexpr int kWarps = kTeams * PersistentParams::kTeamWarps;
+  static constexpr int kConsumers = kWarps * 32;
+  static constexpr int kThreads = kConsumers + PersistentParams::kAttentionWarps * 32 + 128;
+  static constexpr int kRegisters = Experts ? 96 : 80;  // that each begins with
+  static constexpr int kConsumerRegisters = Experts ? 104 : kRegisters;
+  static constexpr int kProducerRegisters = Experts ? 40 : 32;
+  static constexpr int kAttentionRegisters = (kTeams + 2) * kRegisters - kTeams * kConsumerRegisters - kProducerRegisters;
 };
 
 }  // namespace mlx_cuda

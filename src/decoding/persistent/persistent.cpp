@@ -48,7 +48,7 @@ std::size_t aligned(std::size_t bytes) {
 PersistentGemv instruction_of(GemvCall& call, KernelNode& node) {
   PersistentGemv g{};
   const OneGemv& first = call.parts[0];
-  const Division division = divide(call);
+  const Division division = divide(first);
   g.norm = node.reads(call.norm);
   g.eps = call.eps;
   g.bits = first.form->bits;
@@ -84,7 +84,7 @@ void divide_memory(Params& params, const Run& run) {
   for (int i = 0; i < params.count; ++i) {
     const PersistentGemv& g = params.gemv[i];
     params.most_inner = std::max(params.most_inner, g.turns * Params::padded(g.inner));
-    params.slot_bytes = std::max(params.slot_bytes, g.quads > 0 ? divide(run[i].gemv).slot_bytes() : 0);
+    params.slot_bytes = std::max(params.slot_bytes, g.quads > 0 ? divide(run[i].gemv.parts[0]).slot_bytes() : 0);
   }
   for (int i = 0; i < params.attentions; ++i) {
     params.attention_rows = std::max(params.attention_rows, params.attention[i].token.rows);
@@ -95,7 +95,7 @@ void divide_memory(Params& params, const Run& run) {
   const int fixed = params.shared_bytes() - of_slot;
   params.slots = std::min((shared_memory_limit() - left - fixed) / of_slot, Params::kMostSlots);
   for (int i = 0; i < params.count; ++i) {
-    params.gemv[i].in_flight = std::clamp(kInFlight / divide(run[i].gemv).slot_bytes(), 1, params.slots);
+    params.gemv[i].in_flight = std::clamp(kInFlight / divide(run[i].gemv.parts[0]).slot_bytes(), 1, params.slots);
   }
 }
 
@@ -237,7 +237,8 @@ void launch(Run run, Handoff handoff, const mx::Stream& stream) {
       std::to_array<KernelRow<std::string_view, bool>>({MLX_CUDA_PERSISTENT_KERNELS(MLX_CUDA_KERNEL_ROW)});
   CUfunction kernel =
       with_all_blocks(with_pdl(kernels.function(kernel_for(table, type_name(run[0].gemv.x.dtype()), with_experts(run)))));
-  node.launch(kernel, dim3(multiprocessors()), Params::kThreads, params.shared_bytes(), params);
+  const int threads = with_experts(run) ? PersistentShape<true>::kThreads : PersistentShape<false>::kThreads;
+  node.launch(kernel, dim3(multiprocessors()), threads, params.shared_bytes(), params);
 }
 
 Item item_of(const Run& run, const Handoff& handoff) {

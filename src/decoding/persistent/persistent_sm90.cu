@@ -10,17 +10,19 @@ extern __shared__ __align__(128) unsigned char persistent_memory[];
 
 template <typename T, bool Experts>
 __device__ inline void run(const PersistentParams& p) {
+  using Params = PersistentParams;
+  using Shape = PersistentShape<Experts>;
   // Instructions are read at a running index, at which the constant cache is slow.
   auto* const shares = reinterpret_cast<Share*>(persistent_memory);
   constexpr int words = sizeof(PersistentGemv) / 4;
-  for (int i = static_cast<int>(threadIdx.x / 32); i < p.count; i += PersistentParams::kThreads / 32) {
+  for (int i = static_cast<int>(threadIdx.x / 32); i < p.count; i += Shape::kThreads / 32) {
     for (int word = static_cast<int>(threadIdx.x % 32); word < words; word += 32) {
       reinterpret_cast<unsigned*>(&shares[i].gemv)[word] = reinterpret_cast<const unsigned*>(&p.gemv[i])[word];
     }
   }
   unsigned char* const attentions = persistent_memory + PersistentParams::shares_bytes();
   for (int i = static_cast<int>(threadIdx.x); i < p.attentions * static_cast<int>(sizeof(PersistentAttention)) / 4;
-       i += PersistentParams::kThreads) {
+       i += Shape::kThreads) {
     reinterpret_cast<unsigned*>(attentions)[i] = reinterpret_cast<const unsigned*>(p.attention)[i];
   }
   const auto blocks = static_cast<int>(gridDim.x);
@@ -38,37 +40,38 @@ __device__ inline void run(const PersistentParams& p) {
     ring.init();
   }
   __syncthreads();
-  if (const auto i = static_cast<int>(threadIdx.x); i < p.count) {
-    shares[i].chunks = Chunks<Experts>(shares[i]).count();
+  if constexpr (!Experts) {
+    if (const auto i = static_cast<int>(threadIdx.x); i < p.count) {
+      shares[i].chunks = Chunks<Experts>(shares[i]).count();
+    }
+    __syncthreads();
   }
-  __syncthreads();
   launch_dependents();
-  using Params = PersistentParams;
   const auto warp = static_cast<int>(threadIdx.x) / 32;
-  if (warp >= Params::kWarps + Params::kAttentionWarps) {
-    give_registers<Params::producer_registers(Experts)>();
-    const int matrix = warp - Params::kWarps - Params::kAttentionWarps;
+  if (warp >= Shape::kWarps + Params::kAttentionWarps) {
+    give_registers<Shape::kProducerRegisters>();
+    const int matrix = warp - Shape::kWarps - Params::kAttentionWarps;
     if (threadIdx.x % 32 == 0 && matrix < Params::kMatrices) {
       ring.produce(matrix);
     }
     return;
   }
-  if (warp >= Params::kWarps) {
-    take_registers<Params::attention_registers(Experts)>();
+  if (warp >= Shape::kWarps) {
+    take_registers<Shape::kAttentionRegisters>();
     wait_for_grids();
     unsigned char* const memory = x + Params::x_bytes(p.most_inner) + Params::squares_bytes() + Params::sums_bytes();
-    const int thread = static_cast<int>(threadIdx.x) - Params::kWarps * 32;
+    const int thread = static_cast<int>(threadIdx.x) - Shape::kWarps * 32;
     for (int i = 0; i < p.attentions; ++i) {
       const auto& attention = reinterpret_cast<const PersistentAttention*>(attentions)[i];
       AttentionStep<T>(attention, thread, memory, p.arrived, Params::kMost + i).run();
     }
     return;
   }
-  take_registers<Params::kConsumerRegisters>();  // those that it has: ptxas counts from here
+  take_registers<Shape::kConsumerRegisters>();  // those that it has: ptxas counts from here
   wait_for_grids();
   constexpr unsigned unset = static_cast<unsigned>(Params::kUnset);
-  for (int i = static_cast<int>(blockIdx.x * Params::kWarps * 32 + threadIdx.x); i < p.cleared_bytes / 16;
-       i += static_cast<int>(gridDim.x) * Params::kWarps * 32) {
+  for (int i = static_cast<int>(blockIdx.x * Shape::kWarps * 32 + threadIdx.x); i < p.cleared_bytes / 16;
+       i += static_cast<int>(gridDim.x) * Shape::kWarps * 32) {
     static_cast<uint4*>(p.cleared)[i] = make_uint4(unset, unset, unset, unset);
   }
   PersistentRows<T, Experts> rows(p, shares, ring, route, x);
@@ -79,9 +82,9 @@ __device__ inline void run(const PersistentParams& p) {
 
 }  // namespace mlx_cuda
 
-#define MLX_CUDA_PERSISTENT(name, dtype, experts)                                       \
-  extern "C" __global__ void __launch_bounds__(mlx_cuda::PersistentParams::kThreads, 1) \
-      name(const __grid_constant__ mlx_cuda::PersistentParams params) {                 \
-    mlx_cuda::run<mlx_cuda::types::dtype, experts>(params);                             \
+#define MLX_CUDA_PERSISTENT(name, dtype, experts)                                               \
+  extern "C" __global__ void __launch_bounds__(mlx_cuda::PersistentShape<experts>::kThreads, 1) \
+      name(const __grid_constant__ mlx_cuda::PersistentParams params) {                         \
+    mlx_cuda::run<mlx_cuda::types::dtype, experts>(params);                                     \
   }
 MLX_CUDA_PERSISTENT_KERNELS(MLX_CUDA_PERSISTENT)

@@ -133,7 +133,7 @@ class Ring {
     barrier_wait(full_ + slot.at, slot.parity);
     return memory_ + slot.at * p_.slot_bytes;
   }
-  // What is in a slot that was waited for, until it is released.
+  // What is in a slot that was waited for, until it is released: where no experts are chosen.
   __device__ const Chunk& chunk(const Slot& slot) const {
     return chunks_[slot.at];
   }
@@ -192,7 +192,7 @@ class Ring {
             const int half = half_rows * Params::matrix_bytes(matrix, values);
             const int before = matrix == 0 ? 0 : 2 * half_rows * Params::row_bytes(values) + (matrix - 1) * 2 * half;
             unsigned char* const to = memory_ + slot.at * p_.slot_bytes + before;
-            if (matrix == 0) {
+            if (!Experts && matrix == 0) {
               chunks_[slot.at] = chunk;
             }
             barrier_expect(full, 2 * half);

@@ -14,7 +14,8 @@ namespace mlx_cuda {
 template <typename T, bool Experts>
 class PersistentRows {
   using Params = PersistentParams;
-  using Inputs = PersistentInputs<T>;
+  using Shape = PersistentShape<Experts>;
+  using Inputs = PersistentInputs<T, Experts>;
 
  public:
   __device__ PersistentRows(
@@ -52,14 +53,14 @@ class PersistentRows {
         if (few_rows) {
           multiply_rows(g);
         } else {
-          multiply(g, shares_[index].chunks);
+          multiply(shares_[index]);
         }
       }
     } else {
       inputs_.template prepare<false>(g);
-      multiply(g, shares_[index].chunks);
+      multiply(shares_[index]);
     }
-    sync_some(kAllConsumers, kConsumers);  // x is no longer read, and all results of this block are stored
+    sync_some(kAllConsumers, Shape::kConsumers);  // x is no longer read, and all results of this block are stored
     if (g.handoff && threadIdx.x == 0) {
       add_relaxed(counter_of(p_.arrived, index), 1);
     }
@@ -67,50 +68,62 @@ class PersistentRows {
 
  private:
   // ------------------------------------------------------------------------------------------------------------------------ w
-  // Teams take turns at the chunks of an instruction.
-  __device__ void multiply(const PersistentGemv& g, int chunks) {
+  // Teams take turns at the chunks of an instruction. With experts each works out the chunks, otherwise their slots name them.
+  __device__ void multiply(const Share& share) {
+    const PersistentGemv& g = share.gemv;
+    const int of_chunk = g.chunk_slots;
+    if constexpr (Experts) {
+      Chunks<Experts> chunks(share);
+      for (Chunk chunk; chunks.next(chunk);) {
+        if (turn_ == team_) {
+          multiply(g, chunk, slot_);
+        }
+        slot_.advance_by(of_chunk, p_.slots);
+        turn_ = turn_ + 1 == Shape::kTeams ? 0 : turn_ + 1;
+      }
+    } else {
+      int index = team_ - turn_;
+      index += index < 0 ? Shape::kTeams : 0;
+      Slot slot = slot_;
+      slot.advance_by(index * of_chunk, p_.slots);
+      for (; index < share.chunks; index += Shape::kTeams) {
+        ring_.wait(slot);
+        multiply(g, ring_.chunk(slot), slot);
+        slot.advance_by(Shape::kTeams * of_chunk, p_.slots);
+      }
+      slot_.advance_by(share.chunks * of_chunk, p_.slots);
+      turn_ = (turn_ + share.chunks) % Shape::kTeams;
+    }
+  }
+
+  // A chunk, by a team.
+  __device__ void multiply(const PersistentGemv& g, const Chunk chunk, Slot slot) {
     const int quad = member_ >> g.split_shift;
     const int splits = 1 << g.split_shift;
     const int split = member_ & (splits - 1);
-    const int of_chunk = g.chunk_slots;
-    int index = team_ - turn_;
-    index += index < 0 ? Params::kTeams : 0;
-    Slot slot = slot_;
-    slot.advance_by(index * of_chunk, p_.slots);
-    for (; index < chunks; index += Params::kTeams) {
+    const bool mine = quad < chunk.quads;
+    const bool finishes = mine && split == 0;
+    const unsigned residual = finishes ? first_residual(g, chunk, quad) : 0;
+    float totals[3] = {};
+    for (int first = 0; first < g.inner; first += g.slot_values) {
       const unsigned char* w = ring_.wait(slot);
-      const Chunk chunk = ring_.chunk(slot);
-      const bool mine = quad < chunk.quads;
-      const bool finishes = mine && split == 0;
-      const unsigned residual = finishes ? first_residual(g, chunk, quad) : 0;
-      float totals[3] = {};
-      for (int first = 0;;) {
-        if (mine) {
-          add_slot<false>(totals, w, chunk.quads, quad, split, splits, first, min(g.slot_values, g.inner - first));
-        }
-        __syncwarp();
-        if (lane_ == 0) {
-          ring_.release(slot);
-        }
-        slot.advance(p_.slots);
-        first += g.slot_values;
-        if (first >= g.inner) {
-          break;
-        }
-        w = ring_.wait(slot);
+      if (mine) {
+        add_slot<false>(totals, w, chunk.quads, quad, split, splits, first, min(g.slot_values, g.inner - first));
       }
-      slot.advance_by((Params::kTeams - 1) * of_chunk, p_.slots);
-      float value = sum_of_slices(totals);
-      if (splits > 1) {
-        const int first = team_ * Params::kTeamWarps + quad * splits;
-        value = sum_of_warps(value, first, 1, splits, kAllConsumers + 1 + team_, Params::kTeamWarps * 32);
+      __syncwarp();
+      if (lane_ == 0) {
+        ring_.release(slot);
       }
-      if (finishes) {
-        finish(g, chunk, quad, value, residual);
-      }
+      slot.advance(p_.slots);
     }
-    slot_.advance_by(chunks * of_chunk, p_.slots);
-    turn_ = (turn_ + chunks) % Params::kTeams;
+    float value = sum_of_slices(totals);
+    if (splits > 1) {
+      const int first = team_ * Params::kTeamWarps + quad * splits;
+      value = sum_of_warps(value, first, 1, splits, kAllConsumers + 1 + team_, Params::kTeamWarps * 32);
+    }
+    if (finishes) {
+      finish(g, chunk, quad, value, residual);
+    }
   }
 
   // All teams multiply each chunk of summed experts: they take turns at the experts, and at the results.
@@ -126,7 +139,7 @@ class PersistentRows {
       const unsigned residual = finishes ? first_residual(g, chunk, quad) : 0;
       float totals[3] = {};
       for (int turn = 0; turn < g.turns; ++turn) {
-        if (turn % Params::kTeams == team_) {
+        if (turn % Shape::kTeams == team_) {
           const unsigned char* w = ring_.wait(slot_);
           if (mine) {
             add_slot<true>(totals, w, chunk.quads, quad, member_ & (splits - 1), splits, turn * of_slot, g.inner);
@@ -139,11 +152,11 @@ class PersistentRows {
         slot_.advance(p_.slots);
       }
       const float value =
-          sum_of_warps(sum_of_slices(totals), member_, Params::kTeamWarps, Params::kTeams, kAllConsumers, kConsumers);
+          sum_of_warps(sum_of_slices(totals), member_, Params::kTeamWarps, Shape::kTeams, kAllConsumers, Shape::kConsumers);
       if (finishes) {
         finish(g, chunk, quad, value, residual);
       }
-      turn_ = turn_ + 1 == Params::kTeams ? 0 : turn_ + 1;
+      turn_ = turn_ + 1 == Shape::kTeams ? 0 : turn_ + 1;
     }
   }
 
@@ -153,7 +166,7 @@ class PersistentRows {
   __device__ void add_slot(
       float (&totals)[3], const unsigned char* slot, int quads, int quad, int split, int splits, int first, int values) const {
     int lane = lane_;
-    if constexpr (!Partial) {
+    if constexpr (!Experts) {
       asm volatile("" : "+r"(lane));  // what is made of it takes no registers before and after
     }
     const int row = lane / 16;  // of each half of the quad
@@ -291,7 +304,7 @@ class PersistentRows {
   // Of `count` warps, each `step`th from the first one, by all `threads` of a barrier. Sums are in two places in turn: those of the
   // chunk before may still be read.
   __device__ float sum_of_warps(float value, int first, int step, int count, int barrier, int threads) {
-    float* const sums = sums_ + odd_ * Params::kWarps * Params::kQuadRows;
+    float* const sums = sums_ + odd_ * Params::kMostWarps * Params::kQuadRows;
     odd_ ^= 1;
     const int row = lane_ / 16 + lane_ / 4 % 2 * 2;
     if ((lane_ & 11) == 0) {
@@ -322,7 +335,7 @@ class PersistentRows {
   __device__ void multiply_rows(const PersistentGemv& g) {
     const GemvPart& part = g.part[0];
     const int groups = g.inner / Params::kGroup;
-    for (int row = first_row(); row < part.columns; row += 2 * Params::kWarps * static_cast<int>(gridDim.x)) {
+    for (int row = first_row(); row < part.columns; row += 2 * Shape::kWarps * static_cast<int>(gridDim.x)) {
       float totals[2] = {};
       for (int group = lane_; group < groups; group += 32) {
         const uint2* const x = reinterpret_cast<const uint2*>(inputs_.x() + Inputs::place_of(group) * 128);

@@ -47,7 +47,7 @@ bool experts_fit(const GemvCall& call, const Growing& before) {
     return is_gated(call.epilogue) && gemv.inner % Params::kPairValues == 0 && gemv.inner <= Params::kMostInner;
   }
   return step_of(before.steps, *before.router) && call.factors && call.factors->id() == before.router->scores.id() &&
-         gemv.inner % Params::kTurnMultiple == 0 && divide(call).slot_bytes() <= kMostSlotBytes &&
+         gemv.inner % Params::kTurnMultiple == 0 && divide(gemv).slot_bytes() <= kMostSlotBytes &&
          gemv.count() * Params::padded(gemv.inner) <= Params::kMostInner;
 }
 
@@ -117,7 +117,9 @@ class Runs {
     if (call.added) {
       call.added = source_of(plan_, *call.added);
     }
-    const bool after_token = last_.token && last_.token->out.id() == call.x.id() && reads_of(plan_, call.x) == 1;
+    // Read once: neither by another call nor by a norm, which others could read.
+    const bool after_token =
+        last_.token && !call.norm && last_.token->out.id() == call.x.id() && reads_of(plan_, call.x) == 1;
     if (last_.steps.size() == most_ || reads_one_of_several(call, last_.steps) || (last_.token && !after_token) ||
         (!last_.steps.empty() && last_.steps[0].gemv.x.dtype() != call.x.dtype())) {
       end();
@@ -254,26 +256,16 @@ int Division::slot_bytes() const {
   return Params::slot_bytes_of(Params::kQuadRows * quads(), slot_values);
 }
 
-Division divide(const GemvCall& call) {
+Division divide(const OneGemv& gemv) {
   constexpr int most_shift = std::countr_zero(static_cast<unsigned>(Params::kTeamWarps));
-  const OneGemv& first = call.parts[0];
-  int rows = 0;
-  for (const OneGemv& gemv : call.parts) {
-    rows += gemv.columns * (gemv.chosen ? gemv.count() : 1);
-  }
-  const int quads = rows / Params::kQuadRows / multiprocessors();  // of a block
-  for (int shift = 0;; ++shift) {
-    Division division{shift, first.inner};
-    if (division.slot_bytes() <= kMostSlotBytes || first.each_its_row()) {
-      return division;
-    }
-    if (shift == most_shift || quads >= Params::kTeams * division.quads()) {  // all teams have something to do without more splits
-      const int pairs = first.inner / Params::kPairValues;
-      const int most = kMostSlotBytes / Params::slot_bytes_of(Params::kQuadRows * division.quads(), Params::kPairValues);
-      division.slot_values = ceil_div(pairs, ceil_div(pairs, most)) * Params::kPairValues;
-      return division;
+  for (int shift = 0; shift <= most_shift; ++shift) {
+    if (const Division whole{shift, gemv.inner}; whole.slot_bytes() <= kMostSlotBytes || gemv.each_its_row()) {
+      return whole;
     }
   }
+  const int most = kMostSlotBytes / Params::slot_bytes_of(Params::kQuadRows, Params::kPairValues);  // pairs of groups
+  const int pairs = gemv.inner / Params::kPairValues;
+  return {most_shift, ceil_div(pairs, ceil_div(pairs, most)) * Params::kPairValues};
 }
 
 int parts_of(const TokenCall& token) {

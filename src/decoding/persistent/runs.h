@@ -49,7 +49,7 @@ struct Division {
   int quads() const;  // of a slot
   int slot_bytes() const;
 };
-Division divide(const GemvCall& call);
+Division divide(const OneGemv& gemv);
 
 // How many parts the keys of a token are divided in.
 int parts_of(const TokenCall& token);
