@@ -87,8 +87,7 @@ class PersistentRows {
       Slot slot = slot_;
       slot.advance_by(index * of_chunk, p_.slots);
       for (; index < share.chunks; index += Shape::kTeams) {
-        ring_.wait(slot);
-        multiply(g, ring_.chunk(slot), slot);
+        multiply(g, {}, slot);
         slot.advance_by(Shape::kTeams * of_chunk, p_.slots);
       }
       slot_.advance_by(share.chunks * of_chunk, p_.slots);
@@ -96,8 +95,12 @@ class PersistentRows {
     }
   }
 
-  // A chunk, by a team.
-  __device__ void multiply(const PersistentGemv& g, const Chunk chunk, Slot slot) {
+  // A chunk that begins in a slot, by a team.
+  __device__ void multiply(const PersistentGemv& g, Chunk chunk, Slot slot) {
+    const unsigned char* w = ring_.wait(slot);
+    if constexpr (!Experts) {
+      chunk = ring_.chunk(slot);
+    }
     const int quad = member_ >> g.split_shift;
     const int splits = 1 << g.split_shift;
     const int split = member_ & (splits - 1);
@@ -105,8 +108,7 @@ class PersistentRows {
     const bool finishes = mine && split == 0;
     const unsigned residual = finishes ? first_residual(g, chunk, quad) : 0;
     float totals[3] = {};
-    for (int first = 0; first < g.inner; first += g.slot_values) {
-      const unsigned char* w = ring_.wait(slot);
+    for (int first = 0;;) {
       if (mine) {
         add_slot<false>(totals, w, chunk.quads, quad, split, splits, first, min(g.slot_values, g.inner - first));
       }
@@ -114,7 +116,12 @@ class PersistentRows {
       if (lane_ == 0) {
         ring_.release(slot);
       }
+      first += g.slot_values;
+      if (first >= g.inner) {
+        break;
+      }
       slot.advance(p_.slots);
+      w = ring_.wait(slot);
     }
     float value = sum_of_slices(totals);
     if (splits > 1) {

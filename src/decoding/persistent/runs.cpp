@@ -118,8 +118,7 @@ class Runs {
       call.added = source_of(plan_, *call.added);
     }
     // Read once: neither by another call nor by a norm, which others could read.
-    const bool after_token =
-        last_.token && !call.norm && last_.token->out.id() == call.x.id() && reads_of(plan_, call.x) == 1;
+    const bool after_token = last_.token && !call.norm && last_.token->out.id() == call.x.id() && reads_of(plan_, call.x) == 1;
     if (last_.steps.size() == most_ || reads_one_of_several(call, last_.steps) || (last_.token && !after_token) ||
         (!last_.steps.empty() && last_.steps[0].gemv.x.dtype() != call.x.dtype())) {
       end();
