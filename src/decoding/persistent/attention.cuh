@@ -23,11 +23,7 @@ class AttentionStep {
     if (block < p_.kv_heads * a_.token.row_blocks * a_.parts) {
       attend(block);
     }
-    if (a_.parts <= 16) {
-      merge<16>();
-    } else {
-      merge<32>();
-    }
+    merge();
     sync_some(kAttention, kAttentionThreads);
     if (thread_ == 0) {
       add_relaxed(counter_of(arrived_, counter_), 1);
@@ -100,14 +96,14 @@ class AttentionStep {
     __syncwarp();
   }
 
-  // So many lanes for four columns of a row, each for a part: always in the same order.
-  template <int Lanes>
+  // A lane for four columns of a row and a part: always in the same order.
   __device__ void merge() const {
+    constexpr int lanes = Traits::kMostParts;
     const int columns = p_.value_dim / 4;
     const int tasks = p_.kv_heads * p_.group * columns;
-    const int step = kAttentionThreads / Lanes * static_cast<int>(gridDim.x);
-    const int lane = thread_ % Lanes;
-    const int own = thread_ / Lanes * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+    const int step = kAttentionThreads / lanes * static_cast<int>(gridDim.x);
+    const int lane = thread_ % lanes;
+    const int own = thread_ / lanes * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
 #pragma unroll 1
     for (int first = 0; first < tasks; first += step) {  // by whole warps
       const int task = first + own;
@@ -122,12 +118,12 @@ class AttentionStep {
       poll([&] { return !is_part || (load_set(scale, from + Traits::kWidth) && load_set(value, from + column)); });
       __syncwarp();
       Result result;
-      result.peak = of_lanes<Lanes>(scale.x, NanMax{});
+      result.peak = of_lanes<lanes>(scale.x, NanMax{});
       const float weight = shrinking_approx(scale.x, result.peak);
-      result.sum = lanes_sum<Lanes>(weight * scale.y);
+      result.sum = lanes_sum<lanes>(weight * scale.y);
       result.value = make_float4(
-          lanes_sum<Lanes>(weight * value.x), lanes_sum<Lanes>(weight * value.y), lanes_sum<Lanes>(weight * value.z),
-          lanes_sum<Lanes>(weight * value.w));
+          lanes_sum<lanes>(weight * value.x), lanes_sum<lanes>(weight * value.y), lanes_sum<lanes>(weight * value.z),
+          lanes_sum<lanes>(weight * value.w));
       if (is_part && lane == 0) {
         const uint2 four = finished<T>(p_, head, result);
         T* const to = static_cast<T*>(p_.out) + head * p_.value_dim + column;

@@ -61,7 +61,7 @@ struct PersistentAttention {
   float* partial;  // [unit][part][row][kPitch]: sums, a maximum and a sum of weights, handed over as results are
 
   static constexpr int kWidth = 128;     // the most values of a head
-  static constexpr int kMostParts = 32;  // a lane for each
+  static constexpr int kMostParts = 16;  // a lane for each: with more, merging takes longer than they save
   static constexpr int kPitch = kWidth + 4;
 };
 
