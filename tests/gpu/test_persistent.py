@@ -163,6 +163,32 @@ def test_a_gemv_that_reads_one_of_several_results(rng: np.random.Generator) -> N
     assert persistent(model, "norm + 3 GEMVs") == 2
 
 
+class Fan(nn.Module):  # type: ignore[misc]
+    """So many projections of the normalized x, added."""
+
+    def __init__(self, inner: int, columns: int, count: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(inner)
+        self.parts = [nn.QuantizedLinear(inner, columns, False, 64, 4) for _ in range(count)]
+        self.set_dtype(mx.bfloat16)
+
+    def __call__(self, x: mx.array) -> Any:
+        x = self.norm(x)
+        return sum(part(x) for part in self.parts)
+
+
+def test_attention_whose_norm_several_calls_read(rng: np.random.Generator) -> None:
+    """A call has three projections: the result of attention is not only in the kernel that computes it."""
+    model: Any = make(rng, mx.bfloat16, FOUR, **SMALL)
+    for layer in model.layers:
+        layer.o = Fan(16 * 64, 512, 4)
+    mx.eval(model.parameters())
+    tokens = words(rng, 1, 40)
+    own, ours = (run(model, fresh(model), tokens, step(model)) for step in (as_it_is, replayed))
+    assert relative_error(ours, host(own)) <= TOLERANCE[mx.bfloat16]
+    assert persistent(model, "norm + 2 GEMVs + swiglu") > 0
+
+
 @pytest.mark.parametrize("mixture", [None, (32, 4, "qwen3_moe"), (32, 4, "mixtral")], ids=str)
 @pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
 def test_nan_and_infinity_come_through(rng: np.random.Generator, value: float, mixture: tuple[int, int, str] | None) -> None:
