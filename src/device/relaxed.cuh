@@ -35,6 +35,12 @@ __device__ inline void add_relaxed(int* to, int value) {
   asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
+// The same value, without the compiler knowing: what is computed from it is computed from here on, and takes no registers before.
+__device__ inline int made_anew(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // The dot product of four unsigned and four signed bytes, plus a sum.
 __device__ inline int dot_bytes(unsigned one, unsigned other, int sum) {
   asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(one), "r"(other));
