@@ -52,6 +52,7 @@ def persistent(model: Model, part: str) -> int:
     {**SMALL, "size": 2560, "hidden": 9728, "words": 20000, "dim": 128, "heads": 32, "kv_heads": 8},  # a row has one, two and four warps
     {**SMALL, "size": 4096, "hidden": 14336, "dim": 128, "heads": 32, "kv_heads": 8, "layers": 2},  # rows take two slots
     {**SMALL, "hidden": 512 * 37, "layers": 2},  # and parts of unequal length
+    {**SMALL, "size": 5120, "hidden": 25600, "layers": 2},  # three slots, so that a team's next chunk is more than a round of the ring on
     {**SMALL, "hidden": 4096, "words": 512, "layers": 5},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)

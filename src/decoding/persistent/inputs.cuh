@@ -75,7 +75,7 @@ class PersistentInputs {
     with_each(router.params, [&]<int Each>() { choose_of<Each>(router.params); });
     __syncwarp();
     if (lane_ == 0) {
-      barrier_arrive(&route_->chosen);
+      store_release(&route_->choices, route_->choices + 1);
     }
   }
 

@@ -50,7 +50,7 @@ struct PersistentGemv {
 struct PersistentRoute {
   unsigned experts[RouterParams::kMostChosen];
   float scores[RouterParams::kMostChosen];
-  unsigned long long chosen;  // a barrier: once they are there
+  int choices;  // of routers, up to now
 };
 
 // Attention of a token: a block has a part of the keys of a unit, and then merges the parts of some columns.
@@ -92,7 +92,7 @@ struct PersistentParams {
   static constexpr int kMostInner = 32768;   // of x, which leaves space for some slots
   static constexpr int kTurnMultiple = 256;  // of inner: bulk copies of a quad's scales have a multiple of 16 bytes
   static constexpr int kMostSlots = 16;
-  static constexpr int kSlotState = 32;      // bytes of a slot besides its memory: two barriers, and which chunk it has
+  static constexpr int kSlotState = 48;      // bytes of a slot besides its memory
   static constexpr int kCounterBytes = 128;  // apart, so that polling one does not delay others
   static constexpr int kUnset = -1;
 

@@ -84,25 +84,35 @@ class Chunks {
   int last_;   // after the last
 };
 
-// A position in the ring, and how often it has come round: the parity of its barriers.
+// A position in the ring, and how often it has come round.
 struct Slot {
   int at = 0;
-  int parity = 0;
+  int round = 0;
 
   __device__ void advance(int slots) {
     if (++at == slots) {
       at = 0;
-      parity ^= 1;
+      ++round;
     }
   }
   __device__ void advance_by(int count, int slots) {
     at += count;
     while (at >= slots) {
       at -= slots;
-      parity ^= 1;
+      ++round;
     }
   }
 };
+
+// Of a slot, besides its memory. Teams take chunks in turn, so one can come to a slot before it was loaded in the round before, and
+// the parity of `full` is the same then as after the next load. Hence `round`, which says what is being loaded, comes first.
+struct alignas(16) SlotState {
+  Chunk chunk;  // where no experts are chosen
+  Barrier full;
+  Barrier empty;
+  int round;
+};
+static_assert(sizeof(SlotState) == PersistentParams::kSlotState);
 
 // `Experts`: whether a router chooses the weights of some instructions.
 template <bool Experts>
@@ -115,40 +125,41 @@ class Ring {
         shares_(shares),
         route_(route),
         memory_(memory),
-        full_(reinterpret_cast<Barrier*>(memory + p.slots * p.slot_bytes)),
-        empty_(full_ + p.slots),
-        chunks_(reinterpret_cast<Chunk*>(empty_ + p.slots)) {}
+        states_(reinterpret_cast<SlotState*>(memory + p.slots * p.slot_bytes)) {}
 
   // By one thread, before any other uses it.
   __device__ void init() const {
     for (int i = 0; i < p_.slots; ++i) {
-      barrier_init(full_ + i, Params::kMatrices);
-      barrier_init(empty_ + i, Params::kTeamWarps);
+      barrier_init(&states_[i].full, Params::kMatrices);
+      barrier_init(&states_[i].empty, Params::kTeamWarps);
+      states_[i].round = -1;
     }
-    barrier_init(&route_->chosen, 1);
+    route_->choices = 0;
     barrier_init_fence();
   }
 
   __device__ const unsigned char* wait(const Slot& slot) const {
-    barrier_wait(full_ + slot.at, slot.parity);
+    SlotState& state = states_[slot.at];
+    while (load_acquire(&state.round) != slot.round) {
+    }
+    barrier_wait(&state.full, slot.round & 1);
     return memory_ + slot.at * p_.slot_bytes;
   }
-  // What is in a slot that was waited for, until it is released: where no experts are chosen.
+  // What is in a slot that was waited for, until it is released.
   __device__ const Chunk& chunk(const Slot& slot) const {
-    return chunks_[slot.at];
+    return states_[slot.at].chunk;
   }
   // By one thread of each warp of the team, when the warp no longer reads it.
   __device__ void release(const Slot& slot) const {
-    barrier_arrive(empty_ + slot.at);
+    barrier_arrive(&states_[slot.at].empty);
   }
 
   // Loads one of the matrices of all instructions, by one thread. Its instructions are on the way of all weights: few for a chunk.
   __device__ void produce(int matrix) const {
     Slot slot;
     Slot landed;  // the oldest that is being loaded
-    int loaded = 0;
     int flying = 0;
-    int parity = 0;  // of the router's barrier
+    int choices = 0;  // of routers
     const unsigned long long once = evict_first();
     for (int i = 0; i < p_.count; ++i) {
       const PersistentGemv& g = shares_[i].gemv;
@@ -160,8 +171,9 @@ class Ring {
       const int turns = Experts ? g.turns : 1;
       const bool of_experts = Experts && g.of_experts();
       if (of_experts) {
-        parity = g.router >= 0 ? g.router % 2 : parity;
-        barrier_wait(&route_->chosen, parity);
+        choices = g.router >= 0 ? g.router + 1 : choices;
+        while (load_acquire(&route_->choices) < choices) {
+        }
       }
       Chunks<Experts> chunks(shares_[i]);
       for (Chunk chunk; chunks.next(chunk);) {
@@ -179,21 +191,24 @@ class Ring {
           for (int first = 0; first < inner; first += slot_values) {
             const int values = min(slot_values, inner - first);
             while (flying >= in_flight) {
-              barrier_wait(full_ + landed.at, landed.parity);
+              barrier_wait(&states_[landed.at].full, landed.round & 1);
               landed.advance(p_.slots);
               --flying;
             }
-            if (loaded >= p_.slots) {
-              barrier_wait(empty_ + slot.at, slot.parity ^ 1);
+            SlotState& state = states_[slot.at];
+            if (slot.round > 0) {
+              barrier_wait(&state.empty, (slot.round - 1) & 1);
             }
-            ++loaded;
             ++flying;
-            Barrier* const full = full_ + slot.at;
+            Barrier* const full = &state.full;
             const int half = half_rows * Params::matrix_bytes(matrix, values);
             const int before = matrix == 0 ? 0 : 2 * half_rows * Params::row_bytes(values) + (matrix - 1) * 2 * half;
             unsigned char* const to = memory_ + slot.at * p_.slot_bytes + before;
-            if (!Experts && matrix == 0) {
-              chunks_[slot.at] = chunk;
+            if (matrix == 0) {
+              if constexpr (!Experts) {
+                state.chunk = chunk;
+              }
+              store_release(&state.round, slot.round);
             }
             barrier_expect(full, 2 * half);
             if (values == inner) {
@@ -238,9 +253,7 @@ class Ring {
   const Share* const shares_;
   PersistentRoute* const route_;
   unsigned char* const memory_;
-  Barrier* const full_;
-  Barrier* const empty_;
-  Chunk* const chunks_;
+  SlotState* const states_;
 };
 
 }  // namespace mlx_cuda
