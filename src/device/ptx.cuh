@@ -281,6 +281,11 @@ __device__ inline unsigned address_in(int part, const void* mine) {
       : "r"(static_cast<unsigned>(__cvta_generic_to_shared(mine))), "r"(part));
   return address;
 }
+__device__ inline const float* in_cluster(int part, const float* mine) {
+  unsigned long long address;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(mine), "r"(part));
+  return reinterpret_cast<const float*>(address);
+}
 __device__ inline void store_in_cluster(unsigned to, float x, float y) {
   asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 }

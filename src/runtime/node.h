@@ -36,7 +36,14 @@ class KernelNode {
   // The arguments have exactly the kernel's types. They are only copied.
   template <typename... Arguments>
   void launch(CUfunction kernel, dim3 grid, unsigned threads, unsigned shared_bytes, const Arguments&... arguments) {
-    encoder_.add_kernel_node_ex(kernel, grid, dim3(threads), dim3(), shared_bytes, const_cast<Arguments&>(arguments)...);
+    launch_in_clusters(1, kernel, grid, threads, shared_bytes, arguments...);
+  }
+  // Of so many blocks along the first axis of the grid. MLX's own graphs take a node with other clusters for the same one, so only
+  // for captured steps.
+  template <typename... Arguments>
+  void launch_in_clusters(
+      unsigned size, CUfunction kernel, dim3 grid, unsigned threads, unsigned shared_bytes, const Arguments&... arguments) {
+    encoder_.add_kernel_node_ex(kernel, grid, dim3(threads), dim3(size), shared_bytes, const_cast<Arguments&>(arguments)...);
   }
 
  private:

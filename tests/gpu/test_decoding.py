@@ -13,6 +13,7 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from mlx_cuda._loader import native as _native
 from mlx_cuda._mlx_lm import caches
 from mlx_cuda._mlx_lm.models import FAILURES, decoding_of
 
@@ -27,6 +28,11 @@ FORMATS = [None, *(form for form in FORMS if form.bits in {3, 4, 8} or form.grou
 EIGHT = Form("affine", 8, 64)
 
 
+def is_many(form: Form) -> bool:
+    """Whether up to eight sequences have a kernel."""
+    return form.mode == "affine" and form.bits in {4, 8} and _native.capability(mx.Device(mx.gpu, 0)) == (9, 0)
+
+
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -36,7 +42,7 @@ def test_logits_through_three_buckets(rng: np.random.Generator, dtype: mx.Dtype,
     fused = mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
     if dtype == mx.float32:
         return  # neither the matmuls nor the attention that heads are made ready for
-    most = 4 if form is None else 1 if form == Form("affine", 4, 32) or form.bits == 6 else 2
+    most = 4 if form is None else 8 if is_many(form) else 1 if form == Form("affine", 4, 32) or form.bits == 6 else 2
     assert ("GEMV" in fused) == (batch <= most)
     if batch <= most:
         assert "norm + 2 GEMVs + swiglu" in fused
@@ -55,6 +61,21 @@ def test_sizes(rng: np.random.Generator, form: Form | None, sizes: dict[str, Any
     if form and sizes["hidden"] % form.group_size:
         sizes = {**sizes, "hidden": 576}
     check(make(rng, mx.bfloat16, form, **sizes), words(rng, 1, 30) % sizes.get("words", 500), mx.bfloat16)
+
+
+@pytest.mark.parametrize("sizes", [
+    {"size": 2560, "hidden": 9728, "words": 2000, "dim": 128, "heads": 32, "kv_heads": 8, "layers": 1},  # clusters share long rows
+    {"size": 12288, "hidden": 704, "words": 340, "dim": 64, "heads": 2, "kv_heads": 1, "layers": 1},  # also where there is a norm
+    {"size": 4096, "hidden": 14336, "dim": 128, "heads": 8, "kv_heads": 1, "layers": 1},  # several waves
+    {"size": 640, "hidden": 1344, "words": 333, "dim": 80, "heads": 6, "kv_heads": 3, "layers": 2},  # no whole tiles
+], ids=["clusters", "norm", "waves", "odd"])  # fmt: skip
+@pytest.mark.parametrize("form", [FOUR, EIGHT, Form("affine", 4, 32)], ids=str)
+@pytest.mark.parametrize(("dtype", "batch"), [(mx.float16, 7), (mx.bfloat16, 4), (mx.bfloat16, 8)], ids=str)
+def test_several_sequences(rng: np.random.Generator, form: Form, dtype: mx.Dtype, batch: int, sizes: dict[str, int]) -> None:
+    model = make(rng, dtype, form, **sizes)
+    check(model, words(rng, batch, 24) % sizes.get("words", 500), dtype)
+    fused = mlx_cuda.explain(mlx_cuda.decode_step, model).kernel
+    assert ("GEMV + add" in fused) == is_many(form)
 
 
 @pytest.mark.parametrize("form", [None, FOUR, Form("mxfp4", 4, 32)], ids=str)

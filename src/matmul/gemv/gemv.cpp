@@ -20,12 +20,15 @@ namespace mlx_cuda {
 
 namespace {
 
-GemvForm gemv_form(const OneGemv& gemv) {
+// For so many rows of x.
+GemvForm gemv_form(const OneGemv& gemv, int rows) {
   if (!gemv.form) {
     return {};
   }
   const auto& [group_size, bits, mode] = *gemv.form;
-  return {bits, std::countr_zero(static_cast<unsigned>(group_size)), mode != "affine"};
+  GemvForm form{bits, std::countr_zero(static_cast<unsigned>(group_size)), mode != "affine"};
+  form.many = form.integers() && rows > form.most_rows() && is_hopper();
+  return form;
 }
 
 bool adjacent(const mx::array& array) {
@@ -111,10 +114,44 @@ bool divide(GemvParams& params, const GemvForm& form, int warps, int memory) {
   }
 }
 
+// The same for more rows of x, which take much memory: two blocks on a multiprocessor, or one, or clusters of two that have half of
+// inner each.
+int share_out_many(GemvParams& params, const GemvForm& form) {
+  const int units = params.turn_units(form);
+  const int multiple = ceil_div(8, form.scale_bytes(form.unit_values()));  // whose scales can be copied
+  static const int e_splits = getenv("T_SPLITS") ? atoi(getenv("T_SPLITS")) : 1;
+  static const int e_two = getenv("T_TWO") ? atoi(getenv("T_TWO")) : 1;
+  for (int waves = 1;; ++waves) {
+    for (int splits = e_splits; splits <= GemvParams::kMostSplits; ++splits) {
+      params.splits = splits;
+      params.split_units = ceil_div(ceil_div(units, splits), multiple) * multiple;
+      if ((splits - 1) * params.split_units >= units) {
+        break;
+      }
+      for (const auto& [memory, blocks] : {std::pair(memory_of_two(), 2), std::pair(shared_memory_limit(), 1)}) {
+        if (blocks == 2 && !e_two) continue;
+        for (int warps = GemvParams::kMostWarps; warps >= 2 * GemvParams::kLeastWarps; warps -= GemvParams::kLeastWarps) {
+          params.block_rows = ceil_div(params.row_limit, multiprocessors() * blocks / splits * waves);
+          params.tiles = tiles_of(params);
+          if (params.shared_bytes(form, warps) <= memory) {
+            return warps;
+          }
+        }
+      }
+    }
+    if (params.tiles == 1) {
+      return 0;
+    }
+  }
+}
+
 // How many warps a block has; none where its multiprocessor has too little memory. If possible there is room for two blocks.
 int share_out(GemvParams& params, const GemvForm& form) {
   constexpr int most = GemvParams::kMostWarps;
   constexpr int least = GemvParams::kLeastWarps;
+  if (form.many) {
+    return share_out_many(params, form);
+  }
   for (const auto& [memory, fewest] : {std::pair(memory_of_two(), 2 * least), std::pair(shared_memory_limit(), least)}) {
     for (int warps = most; warps >= fewest; warps -= least) {
       if (divide(params, form, warps, memory)) {
@@ -127,7 +164,7 @@ int share_out(GemvParams& params, const GemvForm& form) {
 
 // Whether the kernel takes such rows of x and w.
 bool fits(const OneGemv& gemv, int rows) {
-  const GemvForm form = gemv_form(gemv);
+  const GemvForm form = gemv_form(gemv, rows);
   if (compute_capability() < 80 || rows > form.most_rows() || gemv.inner % 32 != 0 || gemv.inner / 8 * form.bits % 16 != 0 ||
       !is_aligned(gemv.w, 0, 16) || gemv.count() > GemvParams::kMostChosen ||
       (gemv.chosen && (gemv.columns % GemvParams::kHalfRows != 0 || gemv.chosen->dtype() != mx::uint32))) {
@@ -144,8 +181,8 @@ bool fits(const OneGemv& gemv, int rows) {
   least.rows = rows;
   least.inner = gemv.inner;
   least.turns = gemv.each_its_row() ? gemv.count() : 1;
-  least.row_limit = 1;
-  return share_out(least, form) != 0;
+  least.row_limit = form.many ? gemv.columns : 1;
+  return share_out(least, form) != 0 && ceil_div(least.row_limit, least.block_rows) * least.splits <= 2 * multiprocessors();
 }
 
 using Row = KernelRow<std::string_view, int, int>;
@@ -153,11 +190,17 @@ using Row = KernelRow<std::string_view, int, int>;
 constexpr auto kKernels = std::to_array<Row>({MLX_CUDA_GEMV_KERNELS(MLX_CUDA_PLAIN_ROW, MLX_CUDA_KERNEL_ROW)});
 constexpr auto kUnpackedKernels =
     std::to_array<KernelRow<std::string_view, std::string_view>>({MLX_CUDA_GEMV_UNPACKED_KERNELS(MLX_CUDA_FORMAT_ROW)});
+constexpr auto kManyKernels =
+    std::to_array<KernelRow<std::string_view, std::string_view>>({MLX_CUDA_GEMV_MANY_KERNELS(MLX_CUDA_FORMAT_ROW)});
 
 CUfunction kernel_of(const OneGemv& gemv, const GemvForm& form, const std::string& dtype) {
   static KernelModule kernels("gemv");
   static KernelModule moe("gemv_moe");
   static KernelModule unpacked("gemv_unpacked");
+  static KernelModule many("gemv_many_sm90");
+  if (form.many) {
+    return many.function(kernel_for(kManyKernels, dtype, format_name(*gemv.form)));
+  }
   if (form.packed() && !form.integers()) {
     return unpacked.function(kernel_for(kUnpackedKernels, dtype, format_name(*gemv.form)));
   }
@@ -170,10 +213,10 @@ CUfunction kernel_of(const OneGemv& gemv, const GemvForm& form, const std::strin
 void launch(const GemvCall& call, const mx::Stream& stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   const OneGemv& first = call.parts[0];
-  const GemvForm form = gemv_form(first);
   GemvParams params{};
   params.inner = first.inner;
   params.rows = first.chosen ? 1 : static_cast<int>(call.x.size() / first.inner);
+  const GemvForm form = gemv_form(first, params.rows);
   params.eps = call.eps;
   params.epilogue = call.epilogue;
   params.parts = static_cast<int>(call.parts.size());
@@ -215,7 +258,8 @@ void launch(const GemvCall& call, const mx::Stream& stream) {
   }
   const int warps = share_out(params, form);
   CUfunction kernel = with_pdl(kernel_of(first, form, type_name(x.dtype())));
-  node.launch(kernel, dim3(ceil_div(params.row_limit, params.block_rows)), 32 * warps, params.shared_bytes(form, warps), params);
+  const int blocks = ceil_div(params.row_limit, params.block_rows) * params.splits;
+  node.launch_in_clusters(params.splits, kernel, dim3(blocks), 32 * warps, params.shared_bytes(form, warps), params);
 }
 
 std::optional<OneGemv> gemv_of(const mx::array& out) {

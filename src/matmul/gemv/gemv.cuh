@@ -36,6 +36,7 @@ class GemvKernel {
                                   : Operands::kForm.packed() ? 1
                                                              : kStages - 1;  // stages of w that are loaded before x
   static constexpr int kBits = Operands::kForm.bits;
+  static constexpr bool kMany = Operands::kForm.many;
   // Copies of w: lanes for a row, which have 16 bytes each, and rows at once.
   static constexpr int kUnitBytes = Operands::kForm.unit_bytes();
   static constexpr int kLanes = kUnitBytes <= 64 ? 4 : kUnitBytes <= 128 ? 8 : 16;
@@ -49,7 +50,9 @@ class GemvKernel {
         warps_(blockDim.x / 32),
         lane_(threadIdx.x % 32),
         form_(Operands::form(p)),
-        units_(p.units(form_)),
+        rank_(kMany ? static_cast<int>(blockIdx.x) % p.splits : 0),
+        first_unit_(rank_ * p.split_units),
+        units_(kMany ? min(p.units(form_), p.turn_units(form_) - first_unit_) : p.units(form_)),
         turn_units_(p.turn_units(form_)),
         row_bytes_(p.inner / 8 * kBits),
         row_scale_bytes_(form_.scale_bytes(p.inner)),
@@ -85,8 +88,12 @@ class GemvKernel {
     clear_sums();
     wait_for_grids();
     Operands operands(p_, {x(), zeros(), groups()});
-    stage(operands);
-    const T added = added_to(result_of(threadIdx.x / kTileRows));
+    if constexpr (kMany) {
+      stage_many(operands);
+    } else {
+      stage(operands);
+    }
+    const T added = added_to(result_of(first_result()));
     const int group = lane_ / 4;
     operands.find_columns(group, lane_ % 4);
     const int to_biases = p_.tiles * kTileRows * scales_distance_;
@@ -119,10 +126,21 @@ class GemvKernel {
       }
     }
     __syncthreads();
+    sync_cluster();
     finish(added);
+    sync_cluster();  // others no longer read its sums
   }
 
  private:
+  __device__ void sync_cluster() const {
+    if constexpr (kMany) {
+      if (p_.splits > 1) {
+        cluster_arrive();
+        cluster_wait();
+      }
+    }
+  }
+
   struct Place {
     int tile;
     int unit;
@@ -137,7 +155,7 @@ class GemvKernel {
 
   // Which rows of w this block's halves of tiles are, and how many there are.
   __device__ void find_halves() {
-    const int begin = blockIdx.x * p_.block_rows;
+    const int begin = (kMany ? static_cast<int>(blockIdx.x) / p_.splits : static_cast<int>(blockIdx.x)) * p_.block_rows;
     const int end = min(begin + p_.block_rows, p_.row_limit);
     const int index = threadIdx.x;
     GemvHalf half{static_cast<const char*>(p_.part[0].w)};
@@ -217,7 +235,7 @@ class GemvKernel {
         w[0] += matrix;
         w[1] += matrix;
       }
-      const int at = unit * kUnitBytes + lane_ % kLanes * 16;
+      const int at = ((kMany ? first_unit_ : 0) + unit) * kUnitBytes + lane_ % kLanes * 16;
       const bool inside = at < row_bytes_;
       const int row = lane_ / kLanes;
       const unsigned to = ring_at_ + stage * kStageBytes;
@@ -237,7 +255,8 @@ class GemvKernel {
   template <int Bytes>
   __device__ void copy_scales() const {
     const int all = tiles_ * kTileRows;
-    const int turn_bytes = form_.scale_bytes(turn_units_ * form_.unit_values());
+    const int turn_bytes = form_.scale_bytes((kMany ? units_ : turn_units_) * form_.unit_values());
+    const int first = kMany ? form_.scale_bytes(first_unit_ * form_.unit_values()) : 0;
     const int pieces = p_.turns * turn_bytes / Bytes;  // of a row, zeros among them
     const auto base = static_cast<unsigned>(__cvta_generic_to_shared(scales()));
 #pragma unroll 1
@@ -250,7 +269,7 @@ class GemvKernel {
 #pragma unroll 1
       for (int piece = lane_; piece < pieces; piece += 32) {
         const int put = piece * Bytes;
-        int at = put;
+        int at = first + put;
         long long matrix = 0;
         if (Experts && p_.turns > 1) {
           matrix = static_cast<long long>(__ldcg(p_.experts + at / turn_bytes)) * p_.expert_rows * row_scale_bytes_;
@@ -357,6 +376,78 @@ class GemvKernel {
     }
   }
 
+  // The same of more rows, four at once, for which each thread reads its part of the norm's weights once.
+  __device__ void stage_many(const Operands& operands) {
+    constexpr int at_once = 4;
+    int copies = kBeforeX;
+    if (threadIdx.x < Params::kZeroBytes / 4) {
+      reinterpret_cast<unsigned*>(zeros())[threadIdx.x] = 0;
+    }
+    const int distance = p_.inner / 8;
+    const int first_piece = first_unit_ * (form_.unit_values() / 8);
+    const int pieces = units_ * (form_.unit_values() / 8);  // zeros among them
+    const bool size_first = p_.norm && (Operands::kSizeFirst || p_.splits > 1);
+    if (size_first) {
+#pragma unroll 1
+      for (int row = 0; row < p_.rows; ++row) {
+        float sum = 0.0f;
+        for (int piece = threadIdx.x; piece < distance; piece += blockDim.x) {
+          add_squares(sum, __ldcg(static_cast<const uint4*>(p_.x) + row * distance + piece));
+        }
+        put_squares(row, sum);
+      }
+      make_factors();
+    }
+#pragma unroll 1
+    for (int row = 0; row < p_.rows; row += at_once) {
+      const int rows = min(p_.rows - row, at_once);
+      const auto* from = static_cast<const uint4*>(p_.x) + row * distance;
+      float squares[at_once] = {};
+#pragma unroll 1
+      for (int piece = threadIdx.x; piece - lane_ < pieces; piece += blockDim.x) {
+        const int at = first_piece + piece;
+        uint4 values[at_once];
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+          values[i] = i < rows && at < distance ? __ldcg(from + i * distance + at) : make_uint4(0, 0, 0, 0);
+        }
+        const uint4 norms = p_.norm && at < distance ? __ldg(static_cast<const uint4*>(p_.norm) + at) : make_uint4(0, 0, 0, 0);
+        copy_from(copies);
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+          add_squares(squares[i], values[i]);
+          if (i < rows) {
+            const float factor = Operands::kSizeFirst && p_.norm ? factors()[row + i] : 1.0f;
+            operands.put(row + i, piece, piece < pieces, values[i], p_.norm, norms, factor);
+          }
+        }
+      }
+      if (p_.norm && !size_first) {
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+          if (i < rows) {
+            put_squares(row + i, squares[i]);
+          }
+        }
+      }
+    }
+    copy_from(copies);
+    wait_copies<kStages - 1>();  // for the scales
+    if (p_.norm && !size_first) {
+      make_factors();
+    } else {
+      __syncthreads();
+    }
+  }
+
+  __device__ void make_factors() const {
+    __syncthreads();
+    if (threadIdx.x < p_.rows) {
+      factors()[threadIdx.x] = factor_of(threadIdx.x);
+    }
+    __syncthreads();
+  }
+
   static __device__ void add_squares(float& to, const uint4& v) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -393,11 +484,24 @@ class GemvKernel {
 
   // ------------------------------------------------------------------------------------------------------------------- results
   __device__ float sum(int tile, int tile_row, int row) const {
-    const float all = sum_of_warps(sums() + ((tile * p_.rows + row) * kTileRows + tile_row) * Params::kMostWarps);
+    const float* const of = sums() + ((tile * p_.rows + row) * kTileRows + tile_row) * Params::kMostWarps;
+    float all = 0.0f;
+    if constexpr (kMany) {
+#pragma unroll 1
+      for (int i = 0; i < p_.splits; ++i) {
+        all += sum_of_warps(p_.splits > 1 ? in_cluster(i, of) : of);
+      }
+    } else {
+      all = sum_of_warps(of);
+    }
     return p_.norm && !Operands::kSizeFirst ? all * factors()[row] : all;
   }
 
-  // A thread for each result: those of a tile, then another, then other rows of x.
+  // A thread for each result: those of a tile, then another, then other rows of x. Blocks of a cluster take turns.
+  __device__ int first_result() const {
+    const int index = threadIdx.x / kTileRows;
+    return kMany ? index * p_.splits + rank_ : index;
+  }
   struct Result {
     int tile;
     int row;
@@ -427,7 +531,7 @@ class GemvKernel {
   __device__ void finish(T added) const {
     const int tile_row = threadIdx.x % kTileRows;
 #pragma unroll 1
-    for (int index = threadIdx.x / kTileRows; index < tiles_ * p_.rows;) {
+    for (int index = first_result(); index < tiles_ * p_.rows;) {
       const Result result = result_of(index);
       if (result.out) {
         float value = sum(result.tile, tile_row, result.row);
@@ -438,7 +542,7 @@ class GemvKernel {
         }
         *result.out = from_float<T>(value);
       }
-      index += blockDim.x / kTileRows;
+      index += blockDim.x / kTileRows * (kMany ? p_.splits : 1);
       if (index < tiles_ * p_.rows) {
         added = added_to(result_of(index));
       }
@@ -450,6 +554,8 @@ class GemvKernel {
   const int warps_;
   const int lane_;
   const GemvForm form_;
+  const int rank_;        // in the cluster
+  const int first_unit_;  // of the block
   const int units_;       // of a tile, and
   const int turn_units_;  // of one expert's part of it
   const int row_bytes_;

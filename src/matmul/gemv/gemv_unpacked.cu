@@ -5,5 +5,5 @@
 #include "matmul/gemv/unpacked_rows.cuh"
 
 #define MLX_CUDA_GEMV_UNPACKED(name, dtype, format) \
-  MLX_CUDA_GEMV(name, mlx_cuda::UnpackedRows<mlx_cuda::types::dtype, mlx_cuda::formats::format>, true)
+  MLX_CUDA_GEMV(name, mlx_cuda::UnpackedRows<mlx_cuda::types::dtype, mlx_cuda::formats::format, false>, true)
 MLX_CUDA_GEMV_UNPACKED_KERNELS(MLX_CUDA_GEMV_UNPACKED)

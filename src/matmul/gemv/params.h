@@ -20,13 +20,14 @@ struct GemvForm {
   int bits = 16;
   int group_shift = 5;  // log2 of the values that share a scale
   bool floats = false;  // floats of 4 or 8 bits: their scales are bytes, and there are no biases
+  bool many = false;    // of more rows of x than most_rows(), on Hopper
 
   constexpr bool packed() const {
     return bits < 16;
   }
   // Whether packed values are multiplied as integers (operands.cuh), not as 16-bit numbers (unpacked_rows.cuh).
   constexpr bool integers() const {
-    return !floats && (bits == 4 || bits == 8);
+    return !floats && !many && (bits == 4 || bits == 8);
   }
   // A unit of work has so many adjacent values of each row: 128 bytes, or those of 256 values.
   constexpr int unit_values() const {
@@ -57,7 +58,7 @@ struct GemvForm {
   // Of x: more take longer than MLX's and our other kernels, because each block makes all of x ready. Of integers, there are 8
   // columns.
   constexpr int most_rows() const {
-    return !packed() ? 4 : (integers() && scales_of_span() > 2) || bits == 6 ? 1 : 2;
+    return many ? 8 : !packed() ? 4 : (integers() && scales_of_span() > 2) || bits == 6 ? 1 : 2;
   }
 };
 
@@ -77,8 +78,8 @@ struct GemvPart {
 // rows of the result, one expert after another; or each is multiplied by its own row of x, and the results are summed, as if
 // inner were `turns` times as long.
 //
-// A block has `block_rows` adjacent rows of all parts, or of both parts that are gated. Halves of tiles are up to 8 rows of one
-// part. Warps take turns at the block's units of work, so that together they read adjacent memory.
+// A block, or a cluster of blocks that divide inner among them, has `block_rows` adjacent rows of all parts, or of both parts that
+// are gated. Halves of tiles are up to 8 rows of one part. Warps take turns at the block's units of work, so that together they read adjacent memory.
 struct GemvParams {
   static constexpr int kMostParts = 3;
   static constexpr int kMostChosen = 32;  // experts: a lane for each
@@ -91,6 +92,7 @@ struct GemvParams {
   static constexpr int kHalfBytes = 32;      // of a block's data of half a tile
   static constexpr int kMostSums = 16384;    // bytes of partial sums, and
   static constexpr int kMostScales = 32768;  // of scales and biases, which bound the tiles of a block
+  static constexpr int kMostSplits = 2;      // blocks of a cluster: more leave multiprocessors idle
 
   const void* x;
   const void* norm;         // [inner], or null
@@ -108,14 +110,17 @@ struct GemvParams {
   int row_limit;   // of all parts' rows of w; of one where they are gated
   int block_rows;  // of these
   int tiles;       // of a block, at most
+  int splits = 1;  // blocks of a cluster
+  int split_units;  // of each but the last, which may have fewer
   GemvEpilogue epilogue;
   GemvPart part[kMostParts];
 
   constexpr int turn_units(const GemvForm& form) const {
     return (inner + form.unit_values() - 1) / form.unit_values();
   }
+  // Of a block.
   constexpr int units(const GemvForm& form) const {
-    return turns * turn_units(form);
+    return splits > 1 ? split_units : turns * turn_units(form);
   }
   // Bytes of a row of x, padded with zeros to a whole unit: 16-bit numbers, or both halves of integers of 16 bits. Rows start in
   // different banks.

@@ -1,4 +1,4 @@
-// Quantized weights as 16-bit numbers, for GEMVs of formats other than integers of 4 or 8 bits (operands.cuh). A thread's
+// Quantized weights as 16-bit numbers, for more rows of x, and formats other than integers of 4 or 8 bits (operands.cuh). A thread's
 // dequantized values of a row of w are its part of the left operand (matmul/quantized/factors.cuh), and x is permuted to match.
 #pragma once
 
@@ -7,16 +7,16 @@
 
 namespace mlx_cuda {
 
-template <typename TypeOf, typename Format>
+template <typename TypeOf, typename Format, bool Many>
 class UnpackedRows {
   using Params = GemvParams;
 
  public:
   using T = TypeOf;
-  static constexpr GemvForm kForm{Format::kBits, 5, !Format::kBiased};
+  static constexpr GemvForm kForm{Format::kBits, 5, !Format::kBiased, Many};
   static constexpr bool kSizeFirst = kShortRange<T>;
   static __device__ constexpr GemvForm form(const Params& p) {
-    return {kForm.bits, p.group_shift, kForm.floats};
+    return {kForm.bits, p.group_shift, kForm.floats, Many};
   }
 
   __device__ UnpackedRows(const Params& p, const RowMemory& memory)
