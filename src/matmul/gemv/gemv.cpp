@@ -115,34 +115,29 @@ bool divide(GemvParams& params, const GemvForm& form, int warps, int memory) {
 }
 
 // The same for more rows of x, which take much memory: two blocks on a multiprocessor, or one, or clusters of two that have half of
-// inner each.
-int share_out_many(GemvParams& params, const GemvForm& form) {
+// inner each; in more than one wave if that cannot be helped, and is asked for.
+int share_out_many(GemvParams& params, const GemvForm& form, int most_waves) {
   const int units = params.turn_units(form);
   const int multiple = ceil_div(8, form.scale_bytes(form.unit_values()));  // whose scales can be copied
-  static const int e_splits = getenv("T_SPLITS") ? atoi(getenv("T_SPLITS")) : 1;
-  static const int e_two = getenv("T_TWO") ? atoi(getenv("T_TWO")) : 1;
-  for (int waves = 1;; ++waves) {
-    for (int splits = e_splits; splits <= GemvParams::kMostSplits; ++splits) {
+  for (int waves = 1; waves <= most_waves; ++waves) {
+    for (int splits = 1; splits <= GemvParams::kMostSplits; ++splits) {
       params.splits = splits;
       params.split_units = ceil_div(ceil_div(units, splits), multiple) * multiple;
       if ((splits - 1) * params.split_units >= units) {
         break;
       }
       for (const auto& [memory, blocks] : {std::pair(memory_of_two(), 2), std::pair(shared_memory_limit(), 1)}) {
-        if (blocks == 2 && !e_two) continue;
+        params.block_rows = ceil_div(params.row_limit, multiprocessors() * blocks / splits * waves);
+        params.tiles = tiles_of(params);
         for (int warps = GemvParams::kMostWarps; warps >= 2 * GemvParams::kLeastWarps; warps -= GemvParams::kLeastWarps) {
-          params.block_rows = ceil_div(params.row_limit, multiprocessors() * blocks / splits * waves);
-          params.tiles = tiles_of(params);
           if (params.shared_bytes(form, warps) <= memory) {
             return warps;
           }
         }
       }
     }
-    if (params.tiles == 1) {
-      return 0;
-    }
   }
+  return 0;
 }
 
 // How many warps a block has; none where its multiprocessor has too little memory. If possible there is room for two blocks.
@@ -150,7 +145,7 @@ int share_out(GemvParams& params, const GemvForm& form) {
   constexpr int most = GemvParams::kMostWarps;
   constexpr int least = GemvParams::kLeastWarps;
   if (form.many) {
-    return share_out_many(params, form);
+    return share_out_many(params, form, params.row_limit);
   }
   for (const auto& [memory, fewest] : {std::pair(memory_of_two(), 2 * least), std::pair(shared_memory_limit(), least)}) {
     for (int warps = most; warps >= fewest; warps -= least) {
@@ -181,8 +176,12 @@ bool fits(const OneGemv& gemv, int rows) {
   least.rows = rows;
   least.inner = gemv.inner;
   least.turns = gemv.each_its_row() ? gemv.count() : 1;
-  least.row_limit = form.many ? gemv.columns : 1;
-  return share_out(least, form) != 0 && ceil_div(least.row_limit, least.block_rows) * least.splits <= 2 * multiprocessors();
+  if (form.many) {  // also two of them, which may be gated
+    least.row_limit = 2 * gemv.columns;
+    return share_out_many(least, form, 1) != 0;
+  }
+  least.row_limit = 1;
+  return share_out(least, form) != 0;
 }
 
 using Row = KernelRow<std::string_view, int, int>;

@@ -6,23 +6,12 @@
 
 #include "device/ptx.cuh"
 #include "device/reduce.cuh"
-#include "matmul/gemv/gate.cuh"
 #include "matmul/gemv/operands.cuh"
+#include "matmul/gemv/results.cuh"
 
 namespace mlx_cuda {
 
 extern __shared__ uint4 row_memory[];
-
-// Half a tile: up to 8 rows of one part.
-struct alignas(16) GemvHalf {
-  const char* w;
-  int rows;     // that there are
-  int first;    // row of the part
-  char* out;    // of the first row
-  int columns;  // of the part
-  int part;
-};
-static_assert(sizeof(GemvHalf) == GemvParams::kHalfBytes);
 
 // Experts: there may be some. Which matrices are read is known only when the kernels before this one have ended then.
 template <typename Operands, bool Experts>
@@ -32,7 +21,7 @@ class GemvKernel {
   static constexpr int kTileRows = Params::kTileRows;
   static constexpr int kHalfRows = Params::kHalfRows;
   static constexpr int kStages = Params::kStages;
-  static constexpr int kBeforeX = Experts                    ? kStages
+  static constexpr int kBeforeX = Experts || Operands::kForm.many ? kStages
                                   : Operands::kForm.packed() ? 1
                                                              : kStages - 1;  // stages of w that are loaded before x
   static constexpr int kBits = Operands::kForm.bits;
@@ -93,7 +82,8 @@ class GemvKernel {
     } else {
       stage(operands);
     }
-    const T added = added_to(result_of(first_result()));
+    const GemvResults<Operands> results(p_, halves(), sums(), factors(), tiles_);
+    const T added = results.first_added();
     const int group = lane_ / 4;
     operands.find_columns(group, lane_ % 4);
     const int to_biases = p_.tiles * kTileRows * scales_distance_;
@@ -105,10 +95,10 @@ class GemvKernel {
       const unsigned char* w = ring() + stage * kStageBytes;
       const unsigned char* unit_scales =
           scales() + (place.tile * kTileRows + group) * scales_distance_ + place.unit * form_.scale_bytes(form_.unit_values());
-      if (halves()[place.tile * 2 + 1].rows > 0) {
+      if (kMany || halves()[place.tile * 2 + 1].rows > 0) {
         operands.template multiply<true>(w, unit_scales, to_biases, place.unit);
       } else {
-        operands.template multiply<false>(w, unit_scales, to_biases, place.unit);
+        operands.template multiply<kMany>(w, unit_scales, to_biases, place.unit);
       }
       __syncwarp();  // the stage is no longer read
       copy(stage);
@@ -127,7 +117,7 @@ class GemvKernel {
     }
     __syncthreads();
     sync_cluster();
-    finish(added);
+    results.finish(added);
     sync_cluster();  // others no longer read its sums
   }
 
@@ -469,84 +459,6 @@ class GemvKernel {
 
   __device__ float factor_of(int row) const {
     return rsqrtf(sum_of_warps(squares() + row * Params::kMostWarps) / static_cast<float>(p_.inner) + p_.eps);
-  }
-
-  // Those of warps that a block does not have are zero.
-  static __device__ float sum_of_warps(const float* of) {
-    float all = 0.0f;
-#pragma unroll
-    for (int i = 0; i < Params::kMostWarps / 4; ++i) {
-      const float4 four = reinterpret_cast<const float4*>(of)[i];
-      all += (four.x + four.y) + (four.z + four.w);
-    }
-    return all;
-  }
-
-  // ------------------------------------------------------------------------------------------------------------------- results
-  __device__ float sum(int tile, int tile_row, int row) const {
-    const float* const of = sums() + ((tile * p_.rows + row) * kTileRows + tile_row) * Params::kMostWarps;
-    float all = 0.0f;
-    if constexpr (kMany) {
-#pragma unroll 1
-      for (int i = 0; i < p_.splits; ++i) {
-        all += sum_of_warps(p_.splits > 1 ? in_cluster(i, of) : of);
-      }
-    } else {
-      all = sum_of_warps(of);
-    }
-    return p_.norm && !Operands::kSizeFirst ? all * factors()[row] : all;
-  }
-
-  // A thread for each result: those of a tile, then another, then other rows of x. Blocks of a cluster take turns.
-  __device__ int first_result() const {
-    const int index = threadIdx.x / kTileRows;
-    return kMany ? index * p_.splits + rank_ : index;
-  }
-  struct Result {
-    int tile;
-    int row;
-    long long at;
-    T* out;  // null: none
-  };
-  __device__ Result result_of(int index) const {
-    Result result{index, 0, 0, nullptr};
-    while (result.tile >= tiles_) {
-      result.tile -= tiles_;
-      ++result.row;
-    }
-    const int tile_row = threadIdx.x % kTileRows;
-    const GemvHalf& half = halves()[result.tile * 2 + tile_row / kHalfRows];
-    if (result.row < p_.rows && tile_row % kHalfRows < half.rows && !(gated_ && half.part == 1)) {
-      result.at = static_cast<long long>(result.row) * half.columns + tile_row % kHalfRows;
-      result.out = reinterpret_cast<T*>(half.out) + result.at;
-      result.at += half.first;
-    }
-    return result;
-  }
-  __device__ T added_to(const Result& result) const {
-    return p_.epilogue == GemvEpilogue::add && result.out ? static_cast<const T*>(p_.added)[result.at] : T{};
-  }
-
-  // `added`: for the first of this thread's results; its load was issued earlier.
-  __device__ void finish(T added) const {
-    const int tile_row = threadIdx.x % kTileRows;
-#pragma unroll 1
-    for (int index = first_result(); index < tiles_ * p_.rows;) {
-      const Result result = result_of(index);
-      if (result.out) {
-        float value = sum(result.tile, tile_row, result.row);
-        if (gated_) {
-          value = activated(p_.epilogue, value) * sum(result.tile, tile_row + kHalfRows, result.row);
-        } else if (p_.epilogue == GemvEpilogue::add) {
-          value = to_float(from_float<T>(value)) + to_float(added);
-        }
-        *result.out = from_float<T>(value);
-      }
-      index += blockDim.x / kTileRows * (kMany ? p_.splits : 1);
-      if (index < tiles_ * p_.rows) {
-        added = added_to(result_of(index));
-      }
-    }
   }
 
   const Params& p_;
