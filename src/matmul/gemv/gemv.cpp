@@ -27,7 +27,7 @@ GemvForm gemv_form(const OneGemv& gemv, int rows) {
   }
   const auto& [group_size, bits, mode] = *gemv.form;
   GemvForm form{bits, std::countr_zero(static_cast<unsigned>(group_size)), mode != "affine"};
-  form.many = form.integers() && rows > form.most_rows() && is_hopper();
+  form.many = form.integers() && bits == 4 && rows > form.most_rows() && is_hopper();
   return form;
 }
 
@@ -115,7 +115,7 @@ bool divide(GemvParams& params, const GemvForm& form, int warps, int memory) {
 }
 
 // The same for more rows of x, which take much memory: two blocks on a multiprocessor, or one, or clusters of two that have half of
-// inner each; in more than one wave if that cannot be helped, and is asked for.
+// inner each. Where these have too little memory too, fewer rows of w for each block, in up to so many waves.
 int share_out_many(GemvParams& params, const GemvForm& form, int most_waves) {
   const int units = params.turn_units(form);
   const int multiple = ceil_div(8, form.scale_bytes(form.unit_values()));  // whose scales can be copied
@@ -176,7 +176,7 @@ bool fits(const OneGemv& gemv, int rows) {
   least.rows = rows;
   least.inner = gemv.inner;
   least.turns = gemv.each_its_row() ? gemv.count() : 1;
-  if (form.many) {  // also two of them, which may be gated
+  if (form.many) {  // in one wave, as in a second one x is made ready again; of two, which may be gated
     least.row_limit = 2 * gemv.columns;
     return share_out_many(least, form, 1) != 0;
   }
@@ -189,8 +189,7 @@ using Row = KernelRow<std::string_view, int, int>;
 constexpr auto kKernels = std::to_array<Row>({MLX_CUDA_GEMV_KERNELS(MLX_CUDA_PLAIN_ROW, MLX_CUDA_KERNEL_ROW)});
 constexpr auto kUnpackedKernels =
     std::to_array<KernelRow<std::string_view, std::string_view>>({MLX_CUDA_GEMV_UNPACKED_KERNELS(MLX_CUDA_FORMAT_ROW)});
-constexpr auto kManyKernels =
-    std::to_array<KernelRow<std::string_view, std::string_view>>({MLX_CUDA_GEMV_MANY_KERNELS(MLX_CUDA_FORMAT_ROW)});
+constexpr auto kManyKernels = std::to_array<KernelRow<std::string_view>>({MLX_CUDA_GEMV_MANY_KERNELS(MLX_CUDA_KERNEL_ROW)});
 
 CUfunction kernel_of(const OneGemv& gemv, const GemvForm& form, const std::string& dtype) {
   static KernelModule kernels("gemv");
@@ -198,7 +197,7 @@ CUfunction kernel_of(const OneGemv& gemv, const GemvForm& form, const std::strin
   static KernelModule unpacked("gemv_unpacked");
   static KernelModule many("gemv_many_sm90");
   if (form.many) {
-    return many.function(kernel_for(kManyKernels, dtype, format_name(*gemv.form)));
+    return many.function(kernel_for(kManyKernels, dtype));
   }
   if (form.packed() && !form.integers()) {
     return unpacked.function(kernel_for(kUnpackedKernels, dtype, format_name(*gemv.form)));

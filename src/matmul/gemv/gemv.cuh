@@ -21,7 +21,7 @@ class GemvKernel {
   static constexpr int kTileRows = Params::kTileRows;
   static constexpr int kHalfRows = Params::kHalfRows;
   static constexpr int kStages = Params::kStages;
-  static constexpr int kBeforeX = Experts || Operands::kForm.many ? kStages
+  static constexpr int kBeforeX = Experts                    ? kStages
                                   : Operands::kForm.packed() ? 1
                                                              : kStages - 1;  // stages of w that are loaded before x
   static constexpr int kBits = Operands::kForm.bits;
@@ -95,10 +95,11 @@ class GemvKernel {
       const unsigned char* w = ring() + stage * kStageBytes;
       const unsigned char* unit_scales =
           scales() + (place.tile * kTileRows + group) * scales_distance_ + place.unit * form_.scale_bytes(form_.unit_values());
-      if (kMany || halves()[place.tile * 2 + 1].rows > 0) {
+      if (halves()[place.tile * 2 + 1].rows > 0) {
         operands.template multiply<true>(w, unit_scales, to_biases, place.unit);
       } else {
-        operands.template multiply<kMany>(w, unit_scales, to_biases, place.unit);
+        operands.template multiply<kMany>(
+            w, unit_scales, to_biases, place.unit);  // if so, the same code: nearly all tiles are whole
       }
       __syncwarp();  // the stage is no longer read
       copy(stage);
@@ -118,7 +119,7 @@ class GemvKernel {
     __syncthreads();
     sync_cluster();
     results.finish(added);
-    sync_cluster();  // others no longer read its sums
+    sync_cluster();  // the other block no longer reads its sums
   }
 
  private:
@@ -145,7 +146,7 @@ class GemvKernel {
 
   // Which rows of w this block's halves of tiles are, and how many there are.
   __device__ void find_halves() {
-    const int begin = (kMany ? static_cast<int>(blockIdx.x) / p_.splits : static_cast<int>(blockIdx.x)) * p_.block_rows;
+    const int begin = static_cast<int>(blockIdx.x) / (kMany ? p_.splits : 1) * p_.block_rows;
     const int end = min(begin + p_.block_rows, p_.row_limit);
     const int index = threadIdx.x;
     GemvHalf half{static_cast<const char*>(p_.part[0].w)};
@@ -366,7 +367,7 @@ class GemvKernel {
     }
   }
 
-  // The same of more rows, four at once, for which each thread reads its part of the norm's weights once.
+  // The same of more rows, four at once, for which a thread reads the norm's weights once.
   __device__ void stage_many(const Operands& operands) {
     constexpr int at_once = 4;
     int copies = kBeforeX;

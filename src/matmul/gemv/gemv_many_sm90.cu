@@ -4,6 +4,6 @@
 #include "matmul/gemv/kernels.h"
 #include "matmul/gemv/unpacked_rows.cuh"
 
-#define MLX_CUDA_GEMV_MANY(name, dtype, format) \
-  MLX_CUDA_GEMV(name, mlx_cuda::UnpackedRows<mlx_cuda::types::dtype, mlx_cuda::formats::format, true>, false)
+#define MLX_CUDA_GEMV_MANY(name, dtype) \
+  MLX_CUDA_GEMV(name, mlx_cuda::UnpackedRows<mlx_cuda::types::dtype, mlx_cuda::formats::affine4, true>, false)
 MLX_CUDA_GEMV_MANY_KERNELS(MLX_CUDA_GEMV_MANY)

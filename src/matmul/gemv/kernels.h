@@ -18,12 +18,8 @@
   EACH(gemv_affine8_64_##dtype, dtype, 8, 64)   \
   EACH(gemv_affine8_128_##dtype, dtype, 8, 128)
 
-// gemv_many_sm90.cu. EACH(name, dtype, format).
-#define MLX_CUDA_GEMV_MANY_KERNELS(EACH)                   \
-  EACH(gemv_many_affine4_float16, float16, affine4)        \
-  EACH(gemv_many_affine4_bfloat16, bfloat16, affine4)      \
-  EACH(gemv_many_affine8_float16, float16, affine8)        \
-  EACH(gemv_many_affine8_bfloat16, bfloat16, affine8)
+// gemv_many_sm90.cu. EACH(name, dtype).
+#define MLX_CUDA_GEMV_MANY_KERNELS(EACH) EACH(gemv_many_affine4_float16, float16) EACH(gemv_many_affine4_bfloat16, bfloat16)
 
 // gemv_unpacked.cu, MoE or not. EACH(name, dtype, format).
 #define MLX_CUDA_GEMV_UNPACKED_KERNELS(EACH) \

@@ -20,7 +20,7 @@ struct GemvForm {
   int bits = 16;
   int group_shift = 5;  // log2 of the values that share a scale
   bool floats = false;  // floats of 4 or 8 bits: their scales are bytes, and there are no biases
-  bool many = false;    // of more rows of x than most_rows(), on Hopper
+  bool many = false;    // 4 bits for more rows of x, on Hopper: not as integers
 
   constexpr bool packed() const {
     return bits < 16;
@@ -55,8 +55,8 @@ struct GemvForm {
   constexpr int scale_bytes(int values) const {
     return (values >> group_shift) * scale_bytes();
   }
-  // Of x: more take longer than MLX's and our other kernels, because each block makes all of x ready. Of integers, there are 8
-  // columns.
+  // Of x: more take longer than MLX's and our other kernels, because each block makes all of x ready. An MMA has 8 columns, and a
+  // row of x several as integers.
   constexpr int most_rows() const {
     return many ? 8 : !packed() ? 4 : (integers() && scales_of_span() > 2) || bits == 6 ? 1 : 2;
   }
@@ -78,8 +78,9 @@ struct GemvPart {
 // rows of the result, one expert after another; or each is multiplied by its own row of x, and the results are summed, as if
 // inner were `turns` times as long.
 //
-// A block, or a cluster of blocks that divide inner among them, has `block_rows` adjacent rows of all parts, or of both parts that
-// are gated. Halves of tiles are up to 8 rows of one part. Warps take turns at the block's units of work, so that together they read adjacent memory.
+// A block, or a cluster whose blocks have parts of inner, has `block_rows` adjacent rows of all parts, or of both parts that are
+// gated. Halves of tiles are up to 8 rows of one part. Warps take turns at the block's units of work, so that together they read
+// adjacent memory.
 struct GemvParams {
   static constexpr int kMostParts = 3;
   static constexpr int kMostChosen = 32;  // experts: a lane for each
@@ -92,7 +93,7 @@ struct GemvParams {
   static constexpr int kHalfBytes = 32;      // of a block's data of half a tile
   static constexpr int kMostSums = 16384;    // bytes of partial sums, and
   static constexpr int kMostScales = 32768;  // of scales and biases, which bound the tiles of a block
-  static constexpr int kMostSplits = 2;      // blocks of a cluster: more leave multiprocessors idle
+  static constexpr int kMostSplits = 2;      // blocks of a cluster
 
   const void* x;
   const void* norm;         // [inner], or null
@@ -107,11 +108,11 @@ struct GemvParams {
   int turns = 1;    // experts whose results are summed: x is [turns, inner]; otherwise each expert has rows of the result
   int group_shift;  // of w's form
   int parts;
-  int row_limit;   // of all parts' rows of w; of one where they are gated
-  int block_rows;  // of these
-  int tiles;       // of a block, at most
-  int splits = 1;  // blocks of a cluster
-  int split_units;  // of each but the last, which may have fewer
+  int row_limit;    // of all parts' rows of w; of one where they are gated
+  int block_rows;   // of these
+  int tiles;        // of a block, at most
+  int splits = 1;   // blocks of a cluster
+  int split_units;  // of each but the last, if there are several
   GemvEpilogue epilogue;
   GemvPart part[kMostParts];
 
@@ -120,7 +121,7 @@ struct GemvParams {
   }
   // Of a block.
   constexpr int units(const GemvForm& form) const {
-    return splits > 1 ? split_units : turns * turn_units(form);
+    return form.many && splits > 1 ? split_units : turns * turn_units(form);
   }
   // Bytes of a row of x, padded with zeros to a whole unit: 16-bit numbers, or both halves of integers of 16 bits. Rows start in
   // different banks.

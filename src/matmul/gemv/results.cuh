@@ -55,8 +55,11 @@ class GemvResults {
 
   __device__ void finish(T added) const {
 #pragma unroll 1
-    for (int index = first_; index < tiles_ * p_.rows;) {
+    for (int index = first_; index < tiles_ * p_.rows; index += blockDim.x / kTileRows * (kMany ? p_.splits : 1)) {
       const Result result = result_of(index);
+      if (index != first_) {
+        added = added_to(result);
+      }
       if (result.out) {
         float value = sum(result.tile, tile_row_, result.row);
         if (is_gated(p_.epilogue)) {
@@ -65,10 +68,6 @@ class GemvResults {
           value = to_float(from_float<T>(value)) + to_float(added);
         }
         *result.out = from_float<T>(value);
-      }
-      index += blockDim.x / kTileRows * (kMany ? p_.splits : 1);
-      if (index < tiles_ * p_.rows) {
-        added = added_to(result_of(index));
       }
     }
   }

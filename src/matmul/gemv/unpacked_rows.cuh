@@ -1,5 +1,6 @@
-// Quantized weights as 16-bit numbers, for more rows of x, and formats other than integers of 4 or 8 bits (operands.cuh). A thread's
-// dequantized values of a row of w are its part of the left operand (matmul/quantized/factors.cuh), and x is permuted to match.
+// Quantized weights as 16-bit numbers, for more rows of x, and for formats other than integers of 4 or 8 bits (operands.cuh). A
+// thread's dequantized values of a row of w are its part of the left operand (matmul/quantized/factors.cuh), and x is permuted to
+// match.
 #pragma once
 
 #include "matmul/gemv/operands.cuh"
