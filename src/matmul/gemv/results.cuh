@@ -45,6 +45,7 @@ class GemvResults {
         sums_(sums),
         factors_(factors),
         tiles_(tiles),
+        gated_(is_gated(p.epilogue)),
         tile_row_(threadIdx.x % kTileRows),
         first_(threadIdx.x / kTileRows * (kMany ? p.splits : 1) + (kMany ? blockIdx.x % p.splits : 0)) {}
 
@@ -62,7 +63,7 @@ class GemvResults {
       }
       if (result.out) {
         float value = sum(result.tile, tile_row_, result.row);
-        if (is_gated(p_.epilogue)) {
+        if (gated_) {
           value = activated(p_.epilogue, value) * sum(result.tile, tile_row_ + kHalfRows, result.row);
         } else if (p_.epilogue == GemvEpilogue::add) {
           value = to_float(from_float<T>(value)) + to_float(added);
@@ -86,7 +87,7 @@ class GemvResults {
       ++result.row;
     }
     const GemvHalf& half = halves_[result.tile * 2 + tile_row_ / kHalfRows];
-    if (result.row < p_.rows && tile_row_ % kHalfRows < half.rows && !(is_gated(p_.epilogue) && half.part == 1)) {
+    if (result.row < p_.rows && tile_row_ % kHalfRows < half.rows && !(gated_ && half.part == 1)) {
       result.at = static_cast<long long>(result.row) * half.columns + tile_row_ % kHalfRows;
       result.out = reinterpret_cast<T*>(half.out) + result.at;
       result.at += half.first;
@@ -113,6 +114,7 @@ class GemvResults {
   const float* const sums_;
   const float* const factors_;
   const int tiles_;
+  const bool gated_;
   const int tile_row_;
   const int first_;
 };
