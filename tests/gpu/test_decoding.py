@@ -70,7 +70,7 @@ def test_sizes(rng: np.random.Generator, form: Form | None, sizes: dict[str, Any
     (FOUR, mx.bfloat16, 7, {"size": 14336, "heads": 2, "kv_heads": 1, "words": 340}),
     (FOUR, mx.bfloat16, 3, {"size": 640, "hidden": 1344, "words": 333, "dim": 80, "heads": 8, "kv_heads": 2}),  # no whole tiles
     (Form("affine", 4, 32), mx.float16, 4, {"size": 640, "hidden": 1344, "words": 333, "dim": 80, "heads": 8, "kv_heads": 2}),
-    (Form("affine", 4, 128), mx.bfloat16, 6, {"size": 640, "hidden": 1408}),
+    (Form("affine", 4, 128), mx.bfloat16, 6, {"size": 1024, "hidden": 1536}),
     (EIGHT, mx.bfloat16, 5, {}),  # has none
     (FOUR, mx.bfloat16, 8, {"size": 2560, "hidden": 9728, "dim": 128, "heads": 32, "kv_heads": 8, "layers": 1}),  # one block on an SM
 ], ids=str)  # fmt: skip
