@@ -104,8 +104,9 @@ struct Slot {
   }
 };
 
-// Of a slot, besides its memory. Teams take chunks in turn, so one can come to a slot before it was loaded in the round before, and
-// the parity of `full` is the same then as after the next load. Hence `round`, which says what is being loaded, comes first.
+// A slot, besides its memory. Teams take chunks in turn, so one may wait for a slot before the load of the round before is
+// complete, when the parity of `full` is the same as after the next load. Hence `round`, that of the load, which a team waits for
+// first.
 struct alignas(16) SlotState {
   Chunk chunk;  // where no experts are chosen
   Barrier full;
@@ -145,7 +146,7 @@ class Ring {
     barrier_wait(&state.full, slot.round & 1);
     return memory_ + slot.at * p_.slot_bytes;
   }
-  // What is in a slot that was waited for, until it is released.
+  // The chunk in a slot that was waited for, until the slot is released.
   __device__ const Chunk& chunk(const Slot& slot) const {
     return states_[slot.at].chunk;
   }

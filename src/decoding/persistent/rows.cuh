@@ -396,7 +396,7 @@ class PersistentRows {
   }
 
   __device__ void finish(const PersistentGemv& g, const Chunk& chunk, int quad, float value, unsigned residual) {
-    // Read at once, before what would have each of them read anew.
+    // Read at once: after the stores below the compiler would read each of them again.
     const GemvEpilogue epilogue = g.epilogue;
     const bool gated = is_gated(epilogue);
     const bool is_polled = g.added_from >= 0;

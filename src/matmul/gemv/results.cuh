@@ -49,7 +49,7 @@ class GemvResults {
         tile_row_(threadIdx.x % kTileRows),
         first_(threadIdx.x / kTileRows * (kMany ? p.splits : 1) + (kMany ? blockIdx.x % p.splits : 0)) {}
 
-  // What is added to the thread's first result, so that it is loaded early.
+  // The addend of the thread's first result, loaded early.
   __device__ T first_added() const {
     return added_to(result_of(first_));
   }
