@@ -99,6 +99,7 @@ def readme_blocks() -> dict[str, str]:
             [
                 f"- Decoding one sequence: {decoding['h200']} the tokens/s of MLX on an H200, {decoding['h100']} on an H100",
                 "  ([decoding](docs/internals/decoding.md), [serving many requests](docs/guides/serving.md)).",
+                "  MLX is limited by the CPU here, so the factor depends on the host.",
                 f"- Prefill of {cases[0]['prompt']} tokens on an H200: {_range(prefill.values())}; {part_speedup:.1f} times for",
                 f"  {_layers(part)} ([models](docs/results/performance.md#models)).",
                 f"- Committed benchmark cases slower than MLX by more than the noise: {h200} on an H200, {h100} on an H100",
