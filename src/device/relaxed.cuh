@@ -35,7 +35,7 @@ __device__ inline void add_relaxed(int* to, int value) {
   asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-// Of shared memory that another thread of the block writes: what it wrote before can be read after.
+// Of shared memory. A thread that loads what another thread of the block has stored also sees what that thread wrote before.
 __device__ inline int load_acquire(const int* from) {
   int value;
   asm volatile("ld.acquire.cta.shared.s32 %0, [%1];" : "=r"(value) : "r"(shared_address(from)) : "memory");
@@ -45,8 +45,9 @@ __device__ inline void store_release(int* to, int value) {
   asm volatile("st.release.cta.shared.s32 [%0], %1;" ::"r"(shared_address(to)), "r"(value) : "memory");
 }
 
-// The same value, without the compiler knowing: what is computed from it is computed from here on, and takes no registers before.
-__device__ inline int made_anew(int value) {
+// An optimization barrier: the same value, of which the compiler knows nothing. So it cannot compute earlier what depends on it,
+// and keep that in registers.
+__device__ inline int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }

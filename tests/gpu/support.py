@@ -41,6 +41,10 @@ def has_small_memory() -> bool:
     return native.capability(mx.Device(mx.gpu, 0)) in SMALL_SHARED_MEMORY
 
 
+def on_hopper() -> bool:
+    return native.capability(mx.Device(mx.gpu, 0)) == (9, 0)
+
+
 def host(a: mx.array) -> Array:
     return np.array(a.astype(mx.float32)).astype(np.float64)
 

@@ -13,14 +13,13 @@ import mlx_cuda
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_cuda._loader import native as _native
 from mlx_cuda._mlx_lm import caches
 from mlx_cuda._mlx_lm.models import FAILURES, decoding_of
 
 from .decoding_checks import FOUR, PROMPT, TOLERANCE, as_it_is, check, fresh, make, replayed, run, words
 from .decoding_model import KVCache, Model, RotatingKVCache, nn
 from .formats import FORMS, Form
-from .support import DTYPES, host, relative_error
+from .support import DTYPES, host, on_hopper, relative_error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("small_buckets")]
 
@@ -30,7 +29,7 @@ EIGHT = Form("affine", 8, 64)
 
 def is_many(form: Form) -> bool:
     """Whether up to eight sequences have a kernel."""
-    return form.mode == "affine" and form.bits == 4 and _native.capability(mx.Device(mx.gpu, 0)) == (9, 0)
+    return form.mode == "affine" and form.bits == 4 and on_hopper()
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])

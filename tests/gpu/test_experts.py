@@ -9,13 +9,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_cuda._loader import native as _native
 from numpy.typing import NDArray
 
 from . import quantized_cases as cases
 from .formats import Form
 from .reference import Array
-from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, assert_close, host, normal
+from .support import DTYPES, GRADIENT_TOLERANCE, TOLERANCE, assert_close, host, normal, on_hopper
 from .test_quantized_matmul import FEW_FORMS, FORM, OURS, dtypes, engine, few_forms, forms, halves, transposed
 
 pytestmark = pytest.mark.gpu
@@ -196,10 +195,9 @@ def test_dense_experts(rng: np.random.Generator, spread: list[int], k: int) -> N
 
 def test_explain_names_the_kernel(rng: np.random.Generator) -> None:
     """As the weights lie now. On Hopper its tiles are as wide as there is work for; few rows are multiplied one by one."""
-    on_hopper = _native.capability(mx.Device(mx.gpu, 0)) == (9, 0)
 
     def grouped(dtype: str, columns: int, end: str = "") -> str:
-        return f"grouped_sm90 grouped_{dtype}_{columns}{end}" if on_hopper else f"grouped grouped_{dtype}{end}"
+        return f"grouped_sm90 grouped_{dtype}_{columns}{end}" if on_hopper() else f"grouped grouped_{dtype}{end}"
 
     def gathered(rows: int, *shape: int, view: Callable[[mx.array], mx.array] = lambda w: w) -> str:
         mx.eval(w := view(normal(rng, (EXPERTS, *shape), mx.bfloat16)))

@@ -12,19 +12,18 @@ import mlx.core as mx
 import mlx_cuda
 import numpy as np
 import pytest
-from mlx_cuda._loader import native as _native
 
 from . import persistent_process
 from .decoding_checks import FOUR, PROMPT, TOLERANCE, as_it_is, check, fresh, make, replayed, run, words
 from .decoding_model import Model, nn
-from .support import host, relative_error
+from .support import host, on_hopper, relative_error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("small_buckets", "hopper")]
 
 
 @pytest.fixture
 def hopper() -> None:
-    if _native.capability(mx.Device(mx.gpu, 0)) != (9, 0):
+    if not on_hopper():
         pytest.skip("the kernel is for Hopper")
 
 

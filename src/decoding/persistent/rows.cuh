@@ -172,7 +172,7 @@ class PersistentRows {
   template <bool Partial>
   __device__ void add_slot(
       float (&totals)[3], const unsigned char* slot, int quads, int quad, int split, int splits, int first, int values) const {
-    const int lane = Experts ? lane_ : made_anew(lane_);
+    const int lane = Experts ? lane_ : opaque(lane_);
     const int row = lane / 16;  // of each half of the quad
     const int slice = lane / 4 % 4;
     const int c = lane % 4;  // of 8 values of a row, and the slice whose sums this lane has

@@ -284,6 +284,12 @@ class GemvKernel {
     }
   }
 
+  __device__ void clear_zeros() const {
+    if (threadIdx.x < Params::kZeroBytes / 4) {
+      reinterpret_cast<unsigned*>(zeros())[threadIdx.x] = 0;
+    }
+  }
+
   __device__ void copy_from(int& stage) {
 #pragma unroll 1
     for (; stage < kStages; ++stage) {
@@ -297,9 +303,7 @@ class GemvKernel {
   __device__ void stage(const Operands& operands) {
     constexpr int at_once = 4;
     int copies = kBeforeX;
-    if (threadIdx.x < Params::kZeroBytes / 4) {
-      reinterpret_cast<unsigned*>(zeros())[threadIdx.x] = 0;
-    }
+    clear_zeros();
     const int there = p_.inner / 8;
     const unsigned one = pack(1.0f, 1.0f, T{});
     const uint4 ones = make_uint4(one, one, one, one);
@@ -371,9 +375,7 @@ class GemvKernel {
   __device__ void stage_many(const Operands& operands) {
     constexpr int at_once = 4;
     int copies = kBeforeX;
-    if (threadIdx.x < Params::kZeroBytes / 4) {
-      reinterpret_cast<unsigned*>(zeros())[threadIdx.x] = 0;
-    }
+    clear_zeros();
     const int distance = p_.inner / 8;
     const int first_piece = first_unit_ * (form_.unit_values() / 8);
     const int pieces = units_ * (form_.unit_values() / 8);  // zeros among them
