@@ -251,7 +251,7 @@ __device__ inline void merge(const DecodeParams& p) {
   if (tiles > 0) {
     const unsigned before = even ? batch * (tiles * p.kv_heads * p.row_blocks) : tiles_before(p, batch);
     const int unit = place.head / p.group * p.row_blocks + row / p.block_rows;
-    const Parts parts = parts_of(share_tiles(p), before + unit * tiles, tiles);
+    const Parts parts = parts_of(share_tiles(p), batch * p.kv_heads * p.row_blocks + unit, before + unit * tiles, tiles);
     if (parts.count == 1) {
       return;  // its block has written the result
     }

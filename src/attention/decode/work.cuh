@@ -2,14 +2,17 @@
 //
 // A unit is a batch entry, a kv head and, of many rows, a block of them. Stream-K: the tiles of keys of all units form one
 // sequence, which the blocks (all resident at once) share evenly, so that the time follows the sum of the lengths, whatever the
-// longest. A block that takes a whole unit writes its result; a part of a unit goes to one of two slots of the block, for its first
-// and its last unit, and is merged (results.cuh).
+// longest. Where the units are about as long, each block has a part of one unit instead: it begins and ends only once. A block that
+// takes a whole unit writes its result; a part of a unit goes to one of two slots of the block, for its first and its last unit,
+// and is merged (results.cuh).
 #pragma once
 
 #include "attention/decode/params.h"
 #include "device/reduce.cuh"
 
 namespace mlx_cuda {
+
+constexpr int kUnevenKeys = 256;  // that a block may have more than the average: a second unit costs it as much
 
 // The keys that some query of a batch entry sees.
 struct Span {
@@ -33,14 +36,9 @@ __device__ inline Span span_of(const DecodeParams& p, int batch) {
 
 // The first tile of a block, and the block that has a tile.
 __device__ inline unsigned start_of(const StreamK& work, unsigned block) {
-  const unsigned parts = work.blocks_per_unit;
-  return parts > 0 ? block / parts * work.unit_tiles + block % parts * work.unit_tiles / parts
-                   : work.tiles_per_block * block + min(block, work.longer_blocks);
+  return work.tiles_per_block * block + min(block, work.longer_blocks);
 }
 __device__ inline int block_of(const StreamK& work, unsigned tile) {
-  if (const unsigned parts = work.blocks_per_unit; parts > 0) {
-    return static_cast<int>(tile / work.unit_tiles * parts + ((tile % work.unit_tiles + 1) * parts - 1) / work.unit_tiles);
-  }
   const unsigned longer = work.tiles_per_block + 1;
   const unsigned pivot = work.longer_blocks * longer;
   return static_cast<int>(tile < pivot ? tile / longer : work.longer_blocks + (tile - pivot) / work.tiles_per_block);
@@ -63,8 +61,25 @@ __device__ inline unsigned tiles_before(const DecodeParams& p, int batch) {
 __device__ inline StreamK share_tiles(const DecodeParams& p) {
   StreamK work = p.stream_k;
   if (work.unit_tiles == 0) {
-    const unsigned total = tiles_before(p, p.batch);
+    const unsigned units = p.kv_heads * p.row_blocks;  // of an entry
+    unsigned least = ~0u;                              // tiles of an entry
+    unsigned most = 0;
+    unsigned total = 0;
+#pragma unroll 1
+    for (int entry = threadIdx.x % 32; entry < p.batch; entry += 32) {
+      const unsigned tiles = tiles_of(p, entry);
+      least = min(least, tiles);
+      most = max(most, tiles);
+      total += tiles;
+    }
+    total = warp_sum(total);
     const unsigned blocks = min(static_cast<unsigned>(work.blocks), max(total / work.fewest_tiles, 1u));
+    const unsigned parts = blocks / (p.batch * units);
+    if (__all_sync(
+            ~0u, least >= parts * units * work.fewest_tiles &&
+                     most <= parts * units * (total / blocks + (kUnevenKeys >> p.tile_shift)))) {
+      work.blocks_per_unit = parts;  // 0 where there are fewer blocks
+    }
     work.blocks = static_cast<int>(blocks);
     work.tiles_per_block = total / blocks;
     work.longer_blocks = total % blocks;
@@ -112,7 +127,7 @@ struct Segment {
   int tiles;
   int slot;        // of an incomplete result, or -1
   int unit;        // its number among all, and
-  unsigned begin;  // of its first tile
+  unsigned begin;  // of its first tile, in a sequence of all units' tiles
 
   // Whether a key of its tiles is there at all: the first and the last tile may reach beyond the span.
   __device__ bool has(int key) const {
@@ -133,7 +148,10 @@ struct Parts {
 };
 
 // The parts of a unit whose tiles begin at `begin`.
-__device__ inline Parts parts_of(const StreamK& work, unsigned begin, int tiles) {
+__device__ inline Parts parts_of(const StreamK& work, int unit, unsigned begin, int tiles) {
+  if (const auto parts = static_cast<int>(work.blocks_per_unit); parts > 0) {
+    return {parts, 2 * unit * parts, 2 * unit * parts, 2};
+  }
   const int first = block_of(work, begin);
   return {block_of(work, begin + tiles - 1) - first + 1, 2 * first + (start_of(work, first) != begin), 2 * first, 2};
 }
@@ -144,6 +162,15 @@ class Segments {
  public:
   __device__ explicit Segments(const DecodeParams& p) : p_(p), work_(share_tiles(p)) {
     const int block = blockIdx.x;
+    if (const auto parts = static_cast<int>(work_.blocks_per_unit); parts > 0) {  // the sequence begins with the entry
+      const int units = p.kv_heads * p.row_blocks;
+      batch_ = block / parts / units;
+      const int tiles = batch_ < p.batch ? span_of(p, batch_).tiles : 0;
+      const int unit = block / parts % units * tiles;
+      at_ = begin_ = unit + block % parts * tiles / parts;
+      stop_ = unit + (block % parts + 1) * tiles / parts;
+      return;
+    }
     at_ = begin_ = start_of(work_, block);
     stop_ = block < work_.blocks ? start_of(work_, block + 1) : begin_;
     if (begin_ < stop_) {
@@ -180,7 +207,7 @@ class Segments {
   }
 
   __device__ Parts parts(const Segment& s) const {
-    return parts_of(work_, s.begin, s.span.tiles);
+    return parts_of(work_, s.unit, s.begin, s.span.tiles);
   }
 
  private:
@@ -243,7 +270,7 @@ class Segments<true> {
   }
 
   __device__ Parts parts(const Segment& s) const {
-    return parts_of(share_tiles(p_), s.begin, s.span.tiles);
+    return parts_of(share_tiles(p_), s.unit, s.begin, s.span.tiles);
   }
 
  private:
