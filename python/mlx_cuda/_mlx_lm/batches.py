@@ -159,7 +159,8 @@ class Batches:
                     hold(caches, result[1])
                     return result[0]
                 self._more()
-        _settle_all(caches)
+        if held is not None:
+            _settle_all(caches)
         return None
 
     def _call(
@@ -317,9 +318,8 @@ def _has_form(arrays: Iterable[mx.array | None], form: Form) -> bool:
 
 
 def _settle_all(caches: list[Any]) -> None:
-    for cache in caches:
-        if is_in_pages(cache):
-            settle(cache)
+    for cache in filter(is_in_pages, caches):
+        settle(cache)
 
 
 def _is_whole(cache: Any) -> bool:
