@@ -294,6 +294,13 @@ def pictures(args: argparse.Namespace) -> int:
     return 0
 
 
+def timeline(args: argparse.Namespace) -> int:
+    from .timeline import drawing
+
+    args.output.write_text(drawing([read(path, "timeline") for path in args.results]), "utf-8")
+    return 0
+
+
 def chart(args: argparse.Namespace) -> int:
     from .chart import draw
     from .record import Results
@@ -380,6 +387,11 @@ def make_parser() -> argparse.ArgumentParser:
     _add_tables(commands)
     add = _add(commands, "pictures", pictures, "Draw the pictures of the documents.", "results")
     add("-o", "--output", type=Path, required=True, metavar="FOLDER")
+    add = _add(
+        commands, "timeline", timeline, "Draw what `python -m benchmarks.timeline` measured of each build, earlier ones first, as an SVG."
+    )
+    add("results", type=Path, nargs="+")
+    add("-o", "--output", type=Path, required=True, metavar="SVG")
     add = _add(commands, "chart", chart, "Draw the results as an SVG.", "results", "--case")
     add("--match", default="", metavar="TEXT", help="only the cases whose name has this in it, such as L=8192")
     add("-o", "--output", type=Path, required=True)

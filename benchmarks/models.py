@@ -37,7 +37,6 @@ import mlx.core as mx
 import mlx_cuda
 from mlx.nn.layers.quantized import QuantizedLinear, quantize
 from mlx.utils import tree_map
-from mlx_cuda._all_sum import several_processes
 from mlx_cuda._common.choice import Choice
 
 from . import peer, vendored_parts
@@ -137,6 +136,8 @@ def models_of_mlx_lm() -> Callable[[str], Any]:
 
 def launched() -> Any | None:
     """The processes that ``mlx.launch`` has started, each with a GPU of its own; None where it has started none."""
+    from mlx_cuda._all_sum import several_processes  # which earlier builds lack, whose steps benchmarks.timeline compares
+
     return mx.distributed.init(strict=True, backend="nccl") if several_processes() else None
 
 
@@ -322,10 +323,10 @@ def one_turn(model: Any, make_cache: Callable[..., Any], prompt: mx.array, count
         return made, mlx_cuda.explain(mlx_cuda.decode_step, model)  # a model lets go of what it recorded when patch() ends
 
 
-def profiles(torch: Any, model: Any, make_cache: Callable[..., Any], prompt: mx.array) -> dict[str, Any]:
-    """The kernels of a step of each side."""
+def of_steps(found: Callable[[Callable[[], None]], Any], model: Any, make_cache: Callable[..., Any], prompt: mx.array) -> dict[str, Any]:
+    """What is found of a step of each side, such as its kernels."""
 
-    def of_side(*, plain: bool = False) -> dict[str, Any]:
+    def of_side(*, plain: bool = False) -> Any:
         cache = make_cache(plain=plain)
         token = prefill(model, cache, prompt).argmax(axis=-1)
 
@@ -334,7 +335,7 @@ def profiles(torch: Any, model: Any, make_cache: Callable[..., Any], prompt: mx.
 
         for _ in range(3):
             step()
-        return profile(torch, step, PROFILED_STEPS)
+        return found(step)
 
     upstream = of_side(plain=True)
     with mlx_cuda.patch():
@@ -397,7 +398,7 @@ def measure(
             torch.cuda.empty_cache()
             log(f"{name}: torch {result['torch']}")
         if torch and batch == 1:
-            result["profile"] = profiles(torch, model, make_cache, prompt)
+            result["profile"] = of_steps(lambda step: profile(torch, step, PROFILED_STEPS), model, make_cache, prompt)
 
 
 def export_error() -> float:

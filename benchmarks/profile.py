@@ -42,31 +42,51 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
+def kernels_of(events: Iterable[Mapping[str, Any]]) -> list[tuple[float, float, str]]:
+    """Begin and duration in microseconds, and name, of each kernel and copy, one after the other."""
+    device = [event for event in events if event.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}]
+    return sorted((event["ts"], event["dur"], short(event["name"]) if event["cat"] == "kernel" else "copy") for event in device)
+
+
 def of_trace(events: Sequence[Mapping[str, Any]], steps: int) -> dict[str, Any]:
     """Of a step: the kernels' number and microseconds by name, those of copies among them, and how long one of them runs at least."""
     found: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    spans = []
-    for event in events:
-        if event.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}:
-            each = found[short(event["name"]) if event["cat"] == "kernel" else "copy"]
-            each[0] += 1 / steps
-            each[1] += event["dur"] / steps
-            spans.append((event["ts"], event["ts"] + event["dur"]))
-    return {"steps": steps, "busy us": covered(spans) / steps, "kernels": {name: tuple(each) for name, each in sorted(found.items())}}
+    kernels = kernels_of(events)
+    for _, time, name in kernels:
+        found[name][0] += 1 / steps
+        found[name][1] += time / steps
+    busy = covered((begin, begin + time) for begin, time, _ in kernels) / steps
+    return {"steps": steps, "busy us": busy, "kernels": {name: tuple(each) for name, each in sorted(found.items())}}
 
 
-def profile(torch: Any, step: Callable[[], object], steps: int) -> dict[str, Any]:
-    """:func:`of_trace` of so many calls, each of which waits for the device."""
+def last_step(events: Sequence[Mapping[str, Any]], steps: int) -> dict[str, list[tuple[int, int]]]:
+    """When each kernel of the last step begins after the first one, and its duration, in whole ns, by name; all steps have as many."""
+    kernels = kernels_of(events)
+    kernels = kernels[-(len(kernels) // steps) :]
+    found: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for begin, time, name in kernels:
+        found[name].append((round(1e3 * (begin - kernels[0][0])), round(1e3 * time)))
+    return dict(found)
+
+
+def trace(torch: Any, step: Callable[[], object], steps: int) -> list[dict[str, Any]]:
+    """The events of so many calls, each of which waits for the device."""
     profiler = importlib.import_module("torch.profiler")
     step()
-    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as trace:
+    with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as profiled:
         torch.cuda.synchronize()
         for _ in range(steps):
             step()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "trace.json")
-        trace.export_chrome_trace(str(file))
-        return of_trace(json.loads(file.read_text("utf-8"))["traceEvents"], steps)
+        profiled.export_chrome_trace(str(file))
+        events: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))["traceEvents"]
+        return events
+
+
+def profile(torch: Any, step: Callable[[], object], steps: int) -> dict[str, Any]:
+    """:func:`of_trace` of so many calls."""
+    return of_trace(trace(torch, step, steps), steps)
 
 
 def by_part(profiled: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

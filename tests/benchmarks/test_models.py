@@ -128,7 +128,7 @@ def test_torch_decodes_one_sequence_of_what_it_knows(tmp_path: Path, monkeypatch
     monkeypatch.setattr(models, "collect", lambda *_, **known: {"torch": known["torch"] is torch})
     monkeypatch.setattr(peer, "fits", lambda config: "quantization" not in config)
     monkeypatch.setattr(peer, "decode", decode)
-    monkeypatch.setattr(models, "profiles", lambda *_: {"upstream": {}})
+    monkeypatch.setattr(models, "of_steps", lambda *_: {"upstream": {}})
     path = tmp_path / "models.jsonl"
     words = ["--prompt", "4", "--tokens", "2", "--batch", "2", "1", "--turns", "1", "--model", "Tiny", "-o", str(path)]
     for option, found in ([], [None] * 4), (["--peer"], [None, {"attention": {"flash": 7.0}}, None, None]):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.decoding import profile_table
-from benchmarks.profile import REST, by_part, covered, of_trace, part_of, profile, short
+from benchmarks.profile import REST, by_part, covered, last_step, of_trace, part_of, profile, short
 from benchmarks.result_file import read
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "decoding"
@@ -46,6 +46,7 @@ def test_a_trace() -> None:
     kernels = {"copy": (0.5, 0.5), "gemv_single": (0.5, 2.0), "row_product_bfloat16_4_64": (1.0, 4.0)}
     assert found == {"steps": 2, "busy us": 5.5, "kernels": kernels}
     assert by_part(found)["matmul"] == (1.5, 6.0)
+    assert last_step(EVENTS[::-1], 2) == {"row_product_bfloat16_4_64": [(0, 2000)], "copy": [(10000, 1000)]}
 
 
 def test_the_profiler_sees_the_steps_but_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
