@@ -136,6 +136,7 @@ struct QuantizedUnit {
   static constexpr QuantizedTraits kTraits{D, Format::kBits};
   static constexpr int kRows = QuantizedTraits::kRows;
   static constexpr int kPitch = result_pitch(D);
+  static constexpr float kSlack = 8;  // powers of two by which a weight may be above 1 before all sums shrink
   static constexpr float kFactor = kResultFactor<Format, T>;  // of all that is computed from factors
   using KeyChunk = Chunk<Format, kTraits.key_bytes()>;
   using ValueChunk = Chunk<Format, kTraits.value_bytes()>;
@@ -259,7 +260,7 @@ struct QuantizedUnit {
       unit = 1;
     }
     const float top[2] = {nan_max(scores[0], scores[2]) * unit, nan_max(scores[1], scores[3]) * unit};
-    if (__any_sync(~0u, top[0] > peak[0] || top[1] > peak[1])) {
+    if (__any_sync(~0u, top[0] > peak[0] + kSlack || top[1] > peak[1] + kSlack)) {
       raise(top);
     }
 #pragma unroll
