@@ -144,6 +144,31 @@ def test_every_width_with_logarithms(seed: int, dim: int, value_dim: int, shared
         assert np.allclose(host(lse), logarithms(q, k, seen, dim**-0.5, softcap, sinks), atol=1e-2), what
 
 
+# batch, and by how many keys lengths differ: each block has a part of one unit, or of several where one length is far from the others
+ABOUT_EQUAL = [(2, 0), (3, 40), (5, 200), (8, 40), (33, 200), (8, 1400)]
+
+
+@dtypes
+@pytest.mark.parametrize(("b", "spread"), ABOUT_EQUAL)
+@pytest.mark.parametrize(("dim", "t"), [(128, 1), (256, 1), (64, 5), (128, 33), (512, 1)])
+def test_lengths_about_equal(rng: np.random.Generator, dim: int, t: int, b: int, spread: int, dtype: mx.Dtype) -> None:
+    """Of caches with spare rows of NaN, whose sequences also begin at different rows."""
+    if dim > 256 and has_small_memory():
+        pytest.skip("its blocks have too little memory for heads this wide")
+    heads, kv_heads, s = 8, 8 if t == 1 else 2, 1500
+    starts = rng.integers(0, 30, b)
+    ends = np.minimum(s - 20, 1470 - rng.integers(0, spread + 1, b))
+    q, k, v = (normal(rng, (b, h, n, dim), dtype) for h, n in ((heads, t), (kv_heads, s), (kv_heads, s)))
+    unused = mx.array((np.arange(s) < starts[:, None]) | (np.arange(s) >= ends[:, None]))[:, None, :, None]
+    k, v = (mx.where(unused, float("nan"), each) for each in (k, v))
+    given: dict[str, Any] = {"lengths": mx.array(ends.astype(np.int32)), "left_padding": mx.array(starts.astype(np.int32))}
+    result = host(mlx_cuda.attention(q, k, v, mask="causal", force_fused=True, **given))
+    for at, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        one = (host(each[at : at + 1, :, start:end]) for each in (k, v))
+        expected = references.attention(host(q[at : at + 1]), *one, mask="causal")
+        assert relative_error(result[at : at + 1], expected) <= TOLERANCE[dtype], (at, start, end)
+
+
 @dtypes
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(("t", "s"), [(1, 256), (1, 5000), (3, 20000), (16, 3000)])
