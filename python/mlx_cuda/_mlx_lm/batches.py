@@ -100,8 +100,7 @@ class PagedSession:
             self.step.set_sequences(mx.array([[own, starts]] * self.count, mx.int32), mx.array(tables, mx.int32))
             self.turn = 0
         tokens = tokens.astype(self.dtype)
-        if pool.states:
-            mx.async_eval(tokens)  # type: ignore[no-untyped-call]  # the caller's error, if there is one, before the states are the step's
+        mx.async_eval(tokens)  # type: ignore[no-untyped-call]  # the caller's error, if there is one, before the states are the step's
         pool.states.begin()
         try:
             logits = self.step.replay(tokens, [Place(self.turn, 0, 0)] * self.count, stream)

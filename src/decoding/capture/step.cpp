@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string_view>
 
 namespace mlx_cuda {
 
@@ -249,16 +248,6 @@ void Step::launch(const mx::array& tokens, const std::vector<Place>& places, mx:
   encoder.add_completed_handler([self = shared_from_this()] {});
 }
 
-namespace {
-
-// Whether an array only gives another shape to an evaluated one, as y[None] does: it has no kernel, and nothing of it can fail.
-bool is_view(const mx::array& in, const mx::Stream& stream) {
-  return in.has_primitive() && std::string_view(in.primitive().name()) == "ExpandDims" && in.primitive().stream() == stream &&
-         in.inputs()[0].status() != mx::array::Status::unscheduled;
-}
-
-}  // namespace
-
 mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places, const mx::Stream& stream) {
   const bool fits = tokens.shape() == tokens_.shape() || (pages_ && tokens.ndim() == 2 && tokens.shape(1) == 1 &&
                                                           tokens.size() > 0 && tokens.shape(0) < tokens_.shape(0));
@@ -266,8 +255,8 @@ mx::array Step::replay(const mx::array& tokens, const std::vector<Place>& places
     throw CaptureError("[decode_step] The call does not fit the captured step.");
   }
   // The tokens' inputs belong to the caller: if their evaluation fails, MLX drops kernels of arrays that it marks as evaluated,
-  // so nothing may use them, and the error is raised to the caller. Each evaluation takes two CUDA events and a host function.
-  if (tokens.status() == mx::array::Status::unscheduled && !is_view(tokens, stream)) {
+  // so nothing may use them, and the error is raised to the caller.
+  if (tokens.status() == mx::array::Status::unscheduled) {
     mx::async_eval({tokens});
   }
   Arrays inputs{tokens};
