@@ -17,7 +17,7 @@ def test_growing() -> None:
     assert Growing.next(cache, 1001) == Place(1000, 1000, 1001)
     assert Growing.next(cache, 1000) is None
     assert Growing.last(cache) == Place(999, 999, 1000)
-    Growing.advance([cache], Place(1000, 1000, 1001))
+    Growing.advance(cache, Place(1000, 1000, 1001))
     assert cache.offset == 1001
     assert Growing.window(5, 9) == 5
 
@@ -35,7 +35,7 @@ def test_rotating(offset: int, row: int, place: Place) -> None:
     assert Rotating.capacity(cache) == 8
     assert Rotating.next(cache, 8) == place
     assert Rotating.next(cache, 16) is None
-    Rotating.advance([cache], place)
+    Rotating.advance(cache, place)
     assert Rotating.last(cache) == place
     assert Rotating.window(None, 8) is Rotating.window(8, 8) is None
     with pytest.raises(NotReplayed, match="window"):

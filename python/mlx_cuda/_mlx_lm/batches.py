@@ -159,8 +159,7 @@ class Batches:
                     hold(caches, result[1])
                     return result[0]
                 self._more()
-        if held is not None:
-            _settle_all(caches)
+        _settle_all(caches)
         return None
 
     def _call(
@@ -318,8 +317,9 @@ def _has_form(arrays: Iterable[mx.array | None], form: Form) -> bool:
 
 
 def _settle_all(caches: list[Any]) -> None:
-    for cache in filter(is_in_pages, caches):
-        settle(cache)
+    for cache in caches:
+        if is_in_pages(cache):
+            settle(cache)
 
 
 def _is_whole(cache: Any) -> bool:

@@ -7,7 +7,6 @@ updated, so that trimming, saving and steps of several tokens work.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any, ClassVar, TypeAlias
 
@@ -89,7 +88,10 @@ class KeysAndValues:
     """The common part of caches with one row per token."""
 
     batched: ClassVar = False
-    arrays: ClassVar[Any] = attrgetter("keys", "values")
+
+    @staticmethod
+    def arrays(cache: Any) -> list[Any]:
+        return [cache.keys, cache.values]
 
     @staticmethod
     def give(cache: Any, arrays: list[mx.array]) -> None:
@@ -141,10 +143,8 @@ class Growing(KeysAndValues):
         return Place(rows - 1, rows - 1, rows)
 
     @staticmethod
-    def advance(caches: Iterable[Any], place: Place) -> None:
-        offset = place.offset + 1
-        for cache in caches:
-            cache.offset = offset
+    def advance(cache: Any, place: Place) -> None:
+        cache.offset = place.offset + 1
 
     @staticmethod
     def window(size: int | None, capacity: int) -> int | None:  # noqa: ARG004
@@ -202,9 +202,9 @@ class Rotating(KeysAndValues):
         cache._idx = min(cache._idx, cache.max_size)
 
     @staticmethod
-    def advance(caches: Iterable[Any], place: Place) -> None:
-        for cache in caches:
-            cache.offset, cache._idx = place.offset + 1, place.row + 1
+    def advance(cache: Any, place: Place) -> None:
+        cache.offset = place.offset + 1
+        cache._idx = place.row + 1
 
     @staticmethod
     def window(size: int | None, capacity: int) -> int | None:
@@ -225,9 +225,8 @@ class Batched(Growing):
         return [offset - cache._idx for offset in cache.offset.tolist()], cache.left_padding.tolist()
 
     @staticmethod
-    def advance(caches: Iterable[Any], place: Place) -> None:
-        for cache in caches:
-            vars(cache)["_idx"] = place.row + 1  # not by its class, which checks whether it is paged
+    def advance(cache: Any, place: Place) -> None:
+        vars(cache)["_idx"] = place.row + 1  # not by its class, which checks whether it is paged
 
 
 class BatchedRotating(KeysAndValues):
@@ -285,9 +284,8 @@ class BatchedRotating(KeysAndValues):
             cache._idx = cache.max_size
 
     @staticmethod
-    def advance(caches: Iterable[Any], place: Place) -> None:
-        for cache in caches:
-            vars(cache).update(_offset=place.offset + 1, _idx=place.row + 1, rotated=place.start < 0)
+    def advance(cache: Any, place: Place) -> None:
+        vars(cache).update(_offset=place.offset + 1, _idx=place.row + 1, rotated=place.start < 0)
 
 
 class Replaced:
@@ -359,8 +357,8 @@ class Replaced:
         """There is nothing but the arrays."""
 
     @staticmethod
-    def advance(caches: Iterable[Any], place: Place) -> None:
-        """They have no position."""
+    def advance(cache: Any, place: Place) -> None:
+        """It has no position."""
 
 
 KINDS: tuple[Kind, ...] = (Growing, Rotating, Quantized, Replaced, Batched, BatchedRotating)

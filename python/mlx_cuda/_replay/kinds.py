@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     import mlx.core as mx
 
 
@@ -30,7 +28,7 @@ class Kind(Protocol):
     batched: bool  # whether its sequences have an offset and left padding of their own
 
     def state(self, cache: Any, /) -> Any: ...  # what a place depends on, so that it is found once for all caches that are alike
-    def arrays(self, cache: Any, /) -> Sequence[Any]: ...  # what it holds; None where there is nothing yet
+    def arrays(self, cache: Any, /) -> list[Any]: ...  # what it holds; None where there is nothing yet
     def give(self, cache: Any, arrays: list[mx.array], /) -> None: ...
     def before(self, cache: Any, /) -> list[mx.array] | None: ...  # what the last step began with, where it is not in the cache any more
     def memory(self, like: mx.array, capacity: int, /) -> mx.array: ...  # poisoned rows, as many as there are to be
@@ -41,7 +39,7 @@ class Kind(Protocol):
     def next(self, cache: Any, capacity: int, /) -> Place | None: ...  # where the next token goes, if it fits
     def last(self, cache: Any, /) -> Place: ...  # where the last token is
     def settle(self, cache: Any, /) -> None: ...  # agree with memory that holds the content alone
-    def advance(self, caches: Iterable[Any], place: Place, /) -> None: ...  # the token at this place is their last
+    def advance(self, cache: Any, place: Place, /) -> None: ...  # the token at this place is its last
 
 
 class BatchedKind(Kind, Protocol):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -62,10 +60,6 @@ class Session(ABC):
     def __init__(self, tokens: mx.array, caches: list[Any], stream: mx.Stream) -> None:
         self.stream = stream
         self.kinds = [self.kind_of(cache) for cache in caches]
-        # A step goes over the caches with `map`, which takes less time than a loop over all layers: those of one kind that follow each
-        # other, and those of each group, by index.
-        runs = [list(run) for _, run in itertools.groupby(enumerate(self.kinds), key=itemgetter(1))]
-        self.runs = [(run[0][1], slice(run[0][0], run[-1][0] + 1)) for run in runs]
         if any(array is None for array in self._arrays(caches)):
             raise NotReplayed("its cache is empty")
         self.shape, self.dtype = tokens.shape, tokens.dtype
@@ -75,6 +69,7 @@ class Session(ABC):
             groups.setdefault((kind, capacity, kind.state(cache)), len(groups))
             for kind, capacity, cache in zip(self.kinds, self.capacities, caches, strict=True)
         ]
+        # The caches of each group, by index: a step goes over them with `map`, which takes less time than a loop over all layers.
         self.members = [[at for at, group in enumerate(self.groups) if group == one] for one in range(len(groups))]
         self.batched: list[tuple[BatchedKind, int, int]] = [
             (cast("BatchedKind", kind), index, group)
@@ -132,7 +127,7 @@ class Session(ABC):
         return result
 
     def _replayed(
-        self, tokens: mx.array, places: list[Place], caches: list[Any], arrays: list[Sequence[mx.array]], expected: mx.array
+        self, tokens: mx.array, places: list[Place], caches: list[Any], arrays: list[list[mx.array]], expected: mx.array
     ) -> tuple[list[mx.array], mx.array]:
         """Return the memory of the caches and the step's result, after it has run once with the expected result."""
         shared = self._fill(caches, arrays)
@@ -209,8 +204,8 @@ class Session(ABC):
         if not known and not self._read(caches):
             return None
         logits: mx.array = self.step.replay(tokens.astype(self.dtype), places, stream)
-        for members, place in zip(self.members, places, strict=False):
-            self.kinds[members[0]].advance(map(caches.__getitem__, members), place)
+        for kind, cache, group in zip(self.kinds, caches, self.groups, strict=True):
+            kind.advance(cache, places[group])
         if self.batched:
             self._advance(caches, places)
         return logits
@@ -268,9 +263,9 @@ class Session(ABC):
         return [*places, *[Place(0, 0, 1)] * self.apart]
 
     def _arrays(self, caches: list[Any]) -> list[Any]:
-        return [array for kind, run in self.runs for own in map(kind.arrays, caches[run]) for array in own]
+        return [array for kind, cache in zip(self.kinds, caches, strict=True) for array in kind.arrays(cache)]
 
-    def _fill(self, caches: list[Any], arrays: list[Sequence[mx.array]]) -> list[mx.array]:
+    def _fill(self, caches: list[Any], arrays: list[list[mx.array]]) -> list[mx.array]:
         """Copy the caches' arrays, or those before the step, to the memory."""
         content = [kind.content(cache, a) for kind, cache, own in zip(self.kinds, caches, arrays, strict=True) for a in own]
         memory = [array for own in self.memory for array in own]
