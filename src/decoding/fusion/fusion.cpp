@@ -27,7 +27,7 @@ namespace mlx_cuda {
 
 namespace {
 
-// Of x, up to which every block of a GEMV normalizes it: with 64 KB, a kernel before takes less time (H200).
+// Of x, up to which GEMVs normalize it, each block for itself: with 64 KB, separate kernels take less time (H200).
 constexpr std::size_t kMostNormBytes = 48 * 1024;
 
 // The GEMVs that read the same array, and the norm before them.
@@ -101,7 +101,7 @@ class Fusion {
   }
 
  private:
-  // The norm that gives their x, if they are all that read it, and x is small.
+  // The norm that gives their x, if they are all that read it. GEMVs that it makes too slow are not fused.
   void take_norm(Siblings& siblings) const {
     const Item* norm = given_by(plan_, siblings.x, "RMSNorm");
     if (!norm || reads_of(plan_, siblings.x) != siblings.gemvs.size()) {
@@ -112,8 +112,12 @@ class Fusion {
     const bool alike = std::all_of(siblings.gemvs.begin(), siblings.gemvs.end(), [&](const OneGemv& other) {
       return other.inner == first.inner && other.out.dtype() == weight.dtype() && !other.each_its_row();
     });
-    if (!alike || norm->inputs[0].nbytes() > kMostNormBytes || weight.ndim() != 1 || weight.shape(0) != first.inner ||
-        norm->inputs[0].shape(-1) != first.inner || plan_.giver(weight) || !weight.flags().row_contiguous || !on_16_bytes(weight)) {
+    if (!alike || weight.ndim() != 1 || weight.shape(0) != first.inner || norm->inputs[0].shape(-1) != first.inner ||
+        plan_.giver(weight) || !weight.flags().row_contiguous || !on_16_bytes(weight)) {
+      return;
+    }
+    if (norm->inputs[0].nbytes() > kMostNormBytes) {
+      siblings.gemvs.clear();
       return;
     }
     siblings.eps = static_cast<const mx::fast::RMSNorm&>(siblings.x.primitive()).state().second;
