@@ -39,6 +39,7 @@ function(mlx_cuda_host_code target)
         target_compile_options(
             ${target}
             PRIVATE
+                -O2 # not CMake's -O3, which makes the modules larger: the time goes into kernels
                 -Wall
                 -Wextra
                 "-ffile-prefix-map=${PROJECT_SOURCE_DIR}=."
