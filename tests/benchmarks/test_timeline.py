@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import timeline
-from benchmarks.__main__ import main
+from benchmarks.__main__ import RESULTS, main
 from benchmarks.result_file import read, write
 
 MLX = {"sdpa_vector": [[at, 1000] for at in (0, 10000, 20000, 30000)], "qmv": [[at + 2000, 6000] for at in (0, 10000, 20000, 30000)]}
@@ -33,6 +33,14 @@ def test_each_build_has_a_lane_below_mlx(tmp_path: Path, monkeypatch: pytest.Mon
     write(now, {**read(now), "provenance": {"device": "NVIDIA H100", "commit": "0123abcdef"}})
     assert main(["timeline", str(earlier), str(now), "-o", str(picture)]) == 2
     assert "error: the results are of several GPUs" in capsys.readouterr().err
+
+
+def test_the_picture_is_of_the_committed_results(tmp_path: Path) -> None:
+    files = sorted((RESULTS / "timeline").glob("*.jsonl"))  # the earlier build's name goes on after that of the newer one
+    picture = tmp_path / "one-token.svg"
+    assert main(["timeline", *map(str, files), "-o", str(picture)]) == 0
+    committed = RESULTS.parents[1] / "docs" / "img" / picture.name
+    assert committed.read_text("utf-8") == picture.read_text("utf-8"), "run: python -m benchmarks timeline benchmarks/results/timeline/*"
 
 
 def test_a_layer_is_from_one_attention_to_the_next() -> None:
