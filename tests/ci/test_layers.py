@@ -106,6 +106,28 @@ def test_rooms_of_native_code() -> None:
     TopologicalSorter(found).prepare()  # CycleError names the circle
 
 
+def types_of(folder: Path) -> dict[str, set[str]]:
+    """Of each type of host code that all of it sees, the files that define one of that name."""
+    found: dict[str, set[str]] = {}
+    for path in (path for path in sorted(folder.rglob("*")) if path.suffix in {".h", ".cpp"}):
+        seen_by_all = re.sub(r"^namespace {$.*?^}  // namespace$", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for name in re.findall(
+            r"^(?:struct|class|enum class) (?:alignas\(\d+\) )?(\w+)(?: final)? (?::|{)", seen_by_all, flags=re.MULTILINE
+        ):
+            found.setdefault(name, set()).add(path.name)
+    return found
+
+
+def test_types_have_names_of_their_own(tmp_path: Path) -> None:
+    """The linker takes the functions of one type, such as its destructor, for those of another of the same name."""
+    found = types_of(REPOSITORY / "src")
+    assert len(found) > 100
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}
+    (tmp_path / "a.h").write_text("struct Step {\n};\nenum class Kind : int { one };\n", "utf-8")
+    (tmp_path / "b.cpp").write_text("class Step final : public Base {\n};\nnamespace {\nclass Kind {\n};\n}  // namespace\n", "utf-8")
+    assert types_of(tmp_path) == {"Step": {"a.h", "b.cpp"}, "Kind": {"a.h"}}
+
+
 def test_inline_assembly_stands_in_two_files() -> None:
     """Instructions, and those of kernels whose blocks exchange results while they run."""
     sources = REPOSITORY / "src"

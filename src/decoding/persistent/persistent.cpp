@@ -117,7 +117,7 @@ std::size_t partial_bytes(const TokenCall& token) {
 // Bytes of counters and handed over results, at most.
 std::size_t handoff_bytes(const Run& run) {
   std::size_t bytes = Params::kCounters * Params::kCounterBytes;
-  for (const Step& step : run) {
+  for (const Instruction& step : run) {
     bytes += result_bytes_of(step.gemv) + (step.token ? partial_bytes(*step.token) + aligned(step.token->out.nbytes()) : 0);
   }
   return bytes;
@@ -133,7 +133,7 @@ class Filling {
     params_.count = static_cast<int>(run_.size());
     int routers = 0;
     for (std::size_t i = 0; i < run_.size(); ++i) {
-      Step& step = run_[i];
+      Instruction& step = run_[i];
       PersistentGemv g = instruction_of(step.gemv, node_);
       g.router = g.x_from = g.added_from = -1;
       g.same_x = with_experts(run_) && same_x(run_, i);
@@ -203,7 +203,7 @@ class Filling {
 void make_ready(Run& run, const mx::Stream& stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   for (std::size_t i = 0; i < run.size(); ++i) {
-    Step& step = run[i];
+    Instruction& step = run[i];
     if (step.token) {
       make_readable(*step.token, stream);
     } else if (!giver(run, step.gemv.x, i)) {
@@ -243,11 +243,11 @@ void launch(Run run, Handoff handoff, const mx::Stream& stream) {
 
 Item item_of(const Run& run, const Handoff& handoff) {
   Item item{"persistent: " + name_of(run), {}, {}, [run, handoff](const mx::Stream& stream) { launch(run, handoff, stream); }};
-  for (const Step& step : run) {
+  for (const Instruction& step : run) {
     const Arrays outputs = step.outputs();
     item.outputs.insert(item.outputs.end(), outputs.begin(), outputs.end());
   }
-  for (const Step& step : run) {
+  for (const Instruction& step : run) {
     for (const mx::array& in : step.inputs()) {
       const bool own =
           std::any_of(item.outputs.begin(), item.outputs.end(), [&](const mx::array& out) { return out.id() == in.id(); });

@@ -27,9 +27,10 @@ struct Growing {
 };
 
 // The step before which a router chooses.
-const Step* step_of(const Run& run, const RouterCall& router) {
-  const auto found = std::find_if(
-      run.begin(), run.end(), [&](const Step& step) { return step.router && step.router->chosen.id() == router.chosen.id(); });
+const Instruction* step_of(const Run& run, const RouterCall& router) {
+  const auto found = std::find_if(run.begin(), run.end(), [&](const Instruction& step) {
+    return step.router && step.router->chosen.id() == router.chosen.id();
+  });
   return found == run.end() ? nullptr : &*found;
 }
 
@@ -79,7 +80,7 @@ bool fits(const RouterCall& router, const Growing& before) {
   const auto logits = giver(before.steps, router.logits, before.steps.size());
   return logits && before.steps[logits->step].gemv.outputs.size() == 1 && router.params.experts % 2 == 0 &&
          router.logits.dtype() == before.steps[0].gemv.x.dtype() &&
-         count(before.steps, [](const Step& step) { return step.router.has_value(); }) < Params::kMostRouters;
+         count(before.steps, [](const Instruction& step) { return step.router.has_value(); }) < Params::kMostRouters;
 }
 
 // Whether a token can be: if a step of the run gives its rows.
@@ -95,7 +96,7 @@ bool fits(const TokenCall& token, const Growing& before) {
              }) &&
          token.out.shape(0) == 1 && token.out.shape(3) <= PersistentAttention::kWidth && parts_of(token) > 0 &&
          token.out.dtype() == before.steps[0].gemv.x.dtype() &&
-         count(before.steps, [](const Step& step) { return step.token.has_value(); }) < Params::kMostAttentions;
+         count(before.steps, [](const Instruction& step) { return step.token.has_value(); }) < Params::kMostAttentions;
 }
 
 // Whether a call reads one of several results of an earlier one: to GEMVs only single ones are handed over.
@@ -127,7 +128,7 @@ class Runs {
       end();
       return;
     }
-    Step step{std::move(call)};
+    Instruction step{std::move(call)};
     step.token = std::exchange(last_.token, std::nullopt);
     if (step.gemv.parts[0].chosen && !step_of(last_.steps, *last_.router)) {
       step.router = last_.router;
@@ -166,7 +167,7 @@ class Runs {
 
 }  // namespace
 
-Arrays Step::inputs() const {
+Arrays Instruction::inputs() const {
   Arrays inputs = gemv.inputs();
   if (router) {
     inputs.push_back(router->logits);
@@ -178,7 +179,7 @@ Arrays Step::inputs() const {
   return inputs;
 }
 
-Arrays Step::outputs() const {
+Arrays Instruction::outputs() const {
   Arrays outputs = gemv.outputs;
   if (router) {
     outputs.insert(outputs.end(), {router->chosen, router->scores});
@@ -196,7 +197,7 @@ std::string name_of(const Run& run) {
     const auto found = std::find_if(counts.begin(), counts.end(), [&](const auto& one) { return one.first == name; });
     ++(found == counts.end() ? counts.emplace_back(name, 0) : *found).second;
   };
-  for (const Step& step : run) {
+  for (const Instruction& step : run) {
     if (step.token) {
       add(step.token->name());
     }
@@ -225,7 +226,7 @@ std::optional<Giver> giver(const Run& run, const mx::array& of, std::size_t befo
 
 bool is_read(const Run& run, std::size_t step) {
   const Arrays& outputs = run[step].gemv.outputs;
-  return std::any_of(run.begin() + static_cast<std::ptrdiff_t>(step) + 1, run.end(), [&](const Step& later) {
+  return std::any_of(run.begin() + static_cast<std::ptrdiff_t>(step) + 1, run.end(), [&](const Instruction& later) {
     const Arrays inputs = later.inputs();
     return std::any_of(inputs.begin(), inputs.end(), [&](const mx::array& in) {
       return std::any_of(outputs.begin(), outputs.end(), [&](const mx::array& out) { return out.id() == in.id(); });
@@ -244,7 +245,7 @@ bool same_x(const Run& run, std::size_t step) {
 }
 
 bool with_experts(const Run& run) {
-  return count(run, [](const Step& step) { return step.router || step.gemv.parts[0].form->bits != 4; }) > 0;
+  return count(run, [](const Instruction& step) { return step.router || step.gemv.parts[0].form->bits != 4; }) > 0;
 }
 
 int Division::quads() const {

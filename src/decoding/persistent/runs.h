@@ -9,7 +9,7 @@
 namespace mlx_cuda {
 
 // A GEMV, and what is computed before it.
-struct Step {
+struct Instruction {
   GemvCall gemv;
   std::optional<RouterCall> router{};
   std::optional<TokenCall> token{};
@@ -18,7 +18,7 @@ struct Step {
   Arrays outputs() const;
 };
 
-using Run = std::vector<Step>;
+using Run = std::vector<Instruction>;
 
 // Which result of which step.
 struct Giver {
