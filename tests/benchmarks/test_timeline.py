@@ -36,11 +36,12 @@ def test_each_build_has_a_lane_below_mlx(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_picture_is_of_the_committed_results(tmp_path: Path) -> None:
-    files = sorted((RESULTS / "timeline").glob("*.jsonl"))  # the earlier build's name goes on after that of the newer one
+    files = sorted((RESULTS / "timeline").glob("*.jsonl"))  # the file of the earlier build comes first
     picture = tmp_path / "one-token.svg"
     assert main(["timeline", *map(str, files), "-o", str(picture)]) == 0
     committed = RESULTS.parents[1] / "docs" / "img" / picture.name
-    assert committed.read_text("utf-8") == picture.read_text("utf-8"), "run: python -m benchmarks timeline benchmarks/results/timeline/*"
+    take = f"run: python -m benchmarks timeline benchmarks/results/timeline/* -o docs/img/{picture.name}"
+    assert committed.read_text("utf-8") == picture.read_text("utf-8"), take
 
 
 def test_a_layer_is_from_one_attention_to_the_next() -> None:

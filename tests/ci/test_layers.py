@@ -114,7 +114,7 @@ def types_of(folder: Path) -> dict[str, set[str]]:
         for name in re.findall(
             r"^(?:struct|class|enum class) (?:alignas\(\d+\) )?(\w+)(?: final)? (?::|{)", seen_by_all, flags=re.MULTILINE
         ):
-            found.setdefault(name, set()).add(path.name)
+            found.setdefault(name, set()).add(path.relative_to(folder).as_posix())
     return found
 
 

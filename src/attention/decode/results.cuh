@@ -7,7 +7,8 @@
 
 namespace mlx_cuda {
 
-// Four columns of a row: numerators, with the maximum of the scores and the sum of the weights that they go with.
+// Four columns of a row: numerators, with the maximum of the scores (with quantized caches it may be a little less) and the sum of
+// the weights that they go with.
 struct Result {
   float peak = -kInfinity;  // in units of log2(e)
   float sum = 0;

@@ -2,9 +2,9 @@
 //
 // A unit is a batch entry, a kv head and, of many rows, a block of them. Stream-K: the tiles of keys of all units form one
 // sequence, which the blocks (all resident at once) share evenly, so that the time follows the sum of the lengths, whatever the
-// longest. Where the units are about as long, each block has a part of one unit instead: it begins and ends only once. A block that
-// takes a whole unit writes its result; a part of a unit goes to one of two slots of the block, for its first and its last unit,
-// and is merged (results.cuh).
+// longest. Where the units are about equally long, each block has a part of one unit instead: it begins and ends only once. A block
+// that takes a whole unit writes its result; a part of a unit goes to one of two slots of the block, for its first and its last
+// unit, and is merged (results.cuh).
 #pragma once
 
 #include "attention/decode/params.h"
@@ -127,7 +127,7 @@ struct Segment {
   int tiles;
   int slot;        // of an incomplete result, or -1
   int unit;        // its number among all, and
-  unsigned begin;  // of its first tile, in a sequence of all units' tiles
+  unsigned begin;  // of its first tile, in a sequence of tiles: of all units, or of an entry where blocks have parts of one unit
 
   // Whether a key of its tiles is there at all: the first and the last tile may reach beyond the span.
   __device__ bool has(int key) const {
