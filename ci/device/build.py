@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import struct
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from ..errors import CheckFailed
+from ..errors import CheckFailed, EnvironmentProblem
 from ..matrix import newest_first
 from . import compilers, manifest, packed, plan
 from .store import Store
@@ -55,6 +57,16 @@ def loaded(store: Store, key: str, title: str) -> bytes:
     return data
 
 
+def whole_cubin(image: bytes, title: str) -> bytes:
+    """The image, an ELF file. Where the disk is full, ptxas leaves a part of one, or nothing, and no error."""
+    if image[:4] == b"\x7fELF" and len(image) >= 64:
+        tables, (size, count, *of_sections) = struct.unpack_from("<QQ", image, 32), struct.unpack_from("<4H", image, 54)
+        ends = (tables[0] + size * count, tables[1] + of_sections[0] * of_sections[1])  # one of them is the end of the file
+        if max(ends) <= len(image):
+            return image
+    raise EnvironmentProblem(f"{title}: ptxas has not written all of its result", fix=f"free space in {tempfile.gettempdir()}")
+
+
 def perform(step: Step, using: compilers.Tools, store: Store) -> tuple[float, int]:
     """Do one step; returns its seconds and the size of the result."""
     start = time.monotonic()
@@ -65,7 +77,7 @@ def perform(step: Step, using: compilers.Tools, store: Store) -> tuple[float, in
     if step.rank == 0:
         data = compilers.compile_ptx(using, step.source.path, step.architecture, step.source.root, plan.OPTIONS)
     elif step.front:
-        data = compilers.assemble(using, load(step.front), step.architecture, step.source.path.name)
+        data = whole_cubin(compilers.assemble(using, load(step.front), step.architecture, step.source.path.name), step.title)
     else:
         sass = {each: load(step.source.sass_key(each)) for each in newest_first(step.source.targets.sass)}
         ptx = {each: load(step.source.ptx_key(each)) for each in newest_first(step.source.targets.ptx)}

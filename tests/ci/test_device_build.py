@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,6 +186,26 @@ def test_a_failure_says_where_and_leaves_the_old_output(
     capsys.readouterr()
     edit(src / "kernels" / file, new, old)
     assert made() == set()
+
+
+@pytest.mark.parametrize("left", [0.0, 0.001, 0.5, 0.999])
+def test_a_part_of_a_cubin_is_not_kept(src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: float) -> None:
+    """As ptxas leaves it on a full disk."""
+    (source, _), assemble, kept = plan.sources(["90"], src), compilers.assemble, store.Store(tmp_path / "kept")
+    ptx, sass = steps(source)[:2]
+    perform(ptx, compilers.tools(), kept)
+
+    def cut(*given: Any) -> bytes:
+        image = assemble(*given)
+        return image[: int(left * len(image))]
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(compilers, "assemble", cut)
+        with pytest.raises(EnvironmentProblem, match=r"first\.cu sm_90a: ptxas has not written all of its result"):
+            perform(sass, compilers.tools(), kept)
+    assert kept.get(sass.key) is None
+    perform(sass, compilers.tools(), kept)
+    assert kept.get(sass.key)
 
 
 def test_a_failing_packer_names_the_call(tools: compilers.Tools) -> None:
