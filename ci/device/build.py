@@ -59,10 +59,10 @@ def loaded(store: Store, key: str, title: str) -> bytes:
 
 def whole_cubin(image: bytes, title: str) -> bytes:
     """The image, an ELF file. Where the disk is full, ptxas leaves a part of one, or nothing, and no error."""
-    if image[:4] == b"\x7fELF" and len(image) >= 64:
-        tables, (size, count, *of_sections) = struct.unpack_from("<QQ", image, 32), struct.unpack_from("<4H", image, 54)
-        ends = (tables[0] + size * count, tables[1] + of_sections[0] * of_sections[1])  # one of them is the end of the file
-        if max(ends) <= len(image):
+    if image.startswith(b"\x7fELF") and len(image) >= 64:
+        segments, sections = struct.unpack_from("<QQ", image, 32)  # where their tables begin; one of them is the last thing in the file
+        segment, segment_count, section, section_count = struct.unpack_from("<4H", image, 54)
+        if max(segments + segment * segment_count, sections + section * section_count) <= len(image):
             return image
     raise EnvironmentProblem(f"{title}: ptxas has not written all of its result", fix=f"free space in {tempfile.gettempdir()}")
 
