@@ -48,10 +48,10 @@ template <bool Delta, bool Keep, typename T>
 __device__ inline void load_first(const ScanBlock<T, false>& m, int chunk) {
   const long long block = m.of * m.from.chunks + chunk;
   if constexpr (Delta) {
-    load_square(m.w, static_cast<const T*>(m.from.w) + block * kChunkKeys * kChunk, kChunkKeys);
+    load_square<kChunkKeys>(m.w, static_cast<const T*>(m.from.w) + block * kChunkKeys * kChunk);
   }
-  load_square(
-      m.prepared, static_cast<const T*>(m.from.v) + (block * m.tiles * kScanColumns + m.first_value) * kChunk, kScanColumns);
+  load_square<kScanColumns>(
+      m.prepared, static_cast<const T*>(m.from.v) + (block * m.tiles * kScanColumns + m.first_value) * kChunk);
   m.load_decays(chunk, block);
   if constexpr (!Keep) {
     load_rows<T, kChunkKeys>(m.q, m.p, m.work, m.p.q, m.work.key_head, m.from.first + chunk * kChunk, 0, m.p.key_size);
@@ -62,7 +62,7 @@ template <bool Keep, typename T>
 __device__ inline void load_rest(const ScanBlock<T, false>& m, int chunk) {
   const long long block = m.of * m.from.chunks + chunk;
   if constexpr (!Keep) {
-    load_square(m.scores, static_cast<const T*>(m.from.p) + block * kChunk * kChunk, kChunk);
+    load_square<kChunk>(m.scores, static_cast<const T*>(m.from.p) + block * kChunk * kChunk);
   }
   load_rows<T, kChunkKeys>(m.k, m.p, m.work, m.p.k, m.work.key_head, m.from.first + chunk * kChunk, 0, m.p.key_size);
   commit_copies();

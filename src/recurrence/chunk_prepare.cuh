@@ -45,10 +45,11 @@ struct Preparation {
   static constexpr int kBlocks = kChunk / 16;
 
   T* k;
-  T* q = k + kChunk * kPitch;
-  T* v = q + kChunk * kPitch;
-  float* a = reinterpret_cast<float*>(v + kChunk * kValues);  // -A, then the inverses on the diagonal
-  float* total = a + kChunk * kSquare;                        // logarithms of the decay from the chunk's beginning
+  T* v = k + kChunk * kPitch;
+  T* factors = v + kChunk * kValues;  // four squares, by `put_inverse`; and before that
+  T* q = factors;
+  float* a = reinterpret_cast<float*>(factors + 2 * kChunk * kSquare);  // -A, then the inverses on the diagonal
+  float* total = a + kChunk * kSquare;                                  // logarithms of the decay from the chunk's beginning
   float* beta = total + kChunk;
   float* key_factor = beta + kChunk;
   int warp = threadIdx.x / 32;
@@ -124,7 +125,7 @@ __device__ inline void put_scores(const Preparation<T>& m, const Recurrence& p, 
   }
 }
 
-// The squares on the diagonal by two warps, a column of an inverse for each thread.
+// The inverses of the squares on the diagonal, by two warps, a column for each thread.
 __device__ inline void invert_diagonal(float* a) {
   const int column = threadIdx.x % 16;
   float* const corner = a + threadIdx.x / 16 * 16 * (kSquare + 1);
@@ -168,48 +169,95 @@ __device__ inline void add_squares(const Preparation<T>& m, float (*sums)[4], co
   }
 }
 
-// (I + A) x = what x is, block after block: one that is solved is subtracted from all later ones at once, whose MMAs do not wait
-// for each other.
+// 16 columns of the inverse of I + A, block after block: one that is solved is subtracted from all later ones at once, whose MMAs
+// do not wait for each other.
 template <typename T>
-__device__ inline void solve(const Preparation<T>& m, float (&x)[kChunk / 8][4]) {
+__device__ inline void invert(const Preparation<T>& m, int group, float (&x)[kChunk / 8][4]) {
+#pragma unroll
+  for (int t = 0; t < kChunk / 8; ++t) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      x[t][e] = group * 16 + m.g + e / 2 * 8 == t * 8 + m.c + e % 2 ? 1.0f : 0.0f;
+    }
+  }
 #pragma unroll
   for (int j = 0; j < Preparation<T>::kBlocks; ++j) {
-    float solved[2][4]{};
-    add_squares(m, solved, x + 2 * j, j, j, 1);
+    if (j >= group) {
+      float solved[2][4]{};
+      add_squares(m, solved, x + 2 * j, j, j, 1);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      x[2 * j + e / 4][e % 4] = solved[e / 4][e % 4];
+      for (int e = 0; e < 8; ++e) {
+        x[2 * j + e / 4][e % 4] = solved[e / 4][e % 4];
+      }
+      add_squares(m, x + 2 * j + 2, solved, j + 1, j, Preparation<T>::kBlocks - 1 - j);
     }
-    add_squares(m, x + 2 * j + 2, solved, j + 1, j, Preparation<T>::kBlocks - 1 - j);
   }
 }
 
-// The right side for 16 columns of keys or values, times what their tokens have; or of the identity.
+// Columns of the inverse, each times a factor of its token, in two parts of 16 bits, transposed.
 template <typename T>
-__device__ inline void load_columns(const Preparation<T>& m, float (&x)[kChunk / 8][4], int column, bool of_keys, bool of_one) {
-  const T* const source = of_keys ? m.k : m.v;
-  const int pitch = of_keys ? kPitch : Preparation<T>::kValues;
-  const float* const factor = of_keys ? m.key_factor : m.beta;
+__device__ inline void put_inverse(
+    const Preparation<T>& m, int group, const float (&x)[kChunk / 8][4], const float* factor, T* to) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int token = group * 16 + m.g + half * 8;
+    const float by = factor[token];
+#pragma unroll
+    for (int t = 0; t < kChunk / 8; ++t) {
+      const float a = x[t][2 * half] * by;
+      const float b = x[t][2 * half + 1] * by;
+      const unsigned rounded = pack(a, b, T{});
+      const float2 large = unpack(rounded, T{});
+      T* const at = to + token * kSquare + t * 8 + m.c;
+      *reinterpret_cast<unsigned*>(at) = rounded;
+      write_pair(at + kChunk * kSquare, a - large.x, b - large.y);
+    }
+  }
+}
+
+// 16 columns of W or V', as the rows of MMAs: the inverse times keys or values.
+template <typename T>
+__device__ inline void multiply_inverse(const T* source, int pitch, const T* inverse, float (&x)[kChunk / 8][4]) {
+#pragma unroll
+  for (int j = 0; j < kChunk / 16; ++j) {
+    const uint4 rows = left_transposed(source + j * 16 * pitch, pitch);
+#pragma unroll
+    for (int part = 1; part >= 0; --part) {
+#pragma unroll
+      for (int i = j; i < kChunk / 16; ++i) {
+        const uint4 columns = right_transposed(inverse + (part * kChunk + j * 16) * kSquare + i * 16, kSquare);
+        mma(x[2 * i], rows, columns.x, columns.y, T{});
+        mma(x[2 * i + 1], rows, columns.z, columns.w, T{});
+      }
+    }
+  }
+}
+
+// 16 columns of the values, times what their tokens have.
+template <typename T>
+__device__ inline void load_columns(const Preparation<T>& m, int column, float (&x)[kChunk / 8][4]) {
 #pragma unroll
   for (int i = 0; i < Preparation<T>::kBlocks; ++i) {
-    sums_from<T>(left_transposed(source + i * 16 * pitch + column, pitch), x[2 * i], x[2 * i + 1]);
+    sums_from<T>(left_transposed(m.v + i * 16 * m.kValues + column, m.kValues), x[2 * i], x[2 * i + 1]);
   }
 #pragma unroll
   for (int t = 0; t < kChunk / 8; ++t) {
-    const float2 by = *reinterpret_cast<const float2*>(factor + t * 8 + m.c);
+    const float2 by = *reinterpret_cast<const float2*>(m.beta + t * 8 + m.c);
     x[t][0] *= by.x;
     x[t][1] *= by.y;
     x[t][2] *= by.x;
     x[t][3] *= by.y;
   }
-  if (of_one) {
+}
+
+// 16 rows of a tensor.
+template <typename T>
+__device__ inline void write_rows(const Preparation<T>& m, void* to, long long row, const float (&x)[kChunk / 8][4]) {
+  T* const out = static_cast<T*>(to) + (row + m.g) * kChunk + m.c;
 #pragma unroll
-    for (int t = 0; t < kChunk / 8; ++t) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        x[t][e] = column + m.g + e / 2 * 8 == t * 8 + m.c + e % 2 ? 1.0f : 0.0f;
-      }
-    }
+  for (int t = 0; t < kChunk / 8; ++t) {
+    write_pair(out + t * 8, x[t][0], x[t][1]);
+    write_pair(out + 8 * kChunk + t * 8, x[t][2], x[t][3]);
   }
 }
 
@@ -238,37 +286,40 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
       invert_diagonal(m.a);
     }
     __syncthreads();
+    float x[kChunk / 8][4];
+    const bool inverts = m.warp < m.kBlocks;
+    if (inverts) {
+      invert(m, m.warp, x);
+    }
+    __syncthreads();  // A is done with
+    if (inverts) {
+      put_inverse(m, m.warp, x, m.key_factor, m.factors);
+      put_inverse(m, m.warp, x, m.beta, m.factors + 2 * kChunk * kSquare);
+      if (to.solve) {
+        write_rows(m, to.solve, block * kChunk + m.warp * 16, x);
+      }
+    }
+    __syncthreads();
   }
 
-  // 16 columns of W, V' or the inverse at a time for each warp, as the rows of MMAs.
+  // 16 columns of W or V' at a time for each warp.
   const int values = (p.value_size + kScanColumns - 1) / kScanColumns * kScanColumns;
   for (int before = 0; before < values; before += kChunkColumns) {
     const int key_groups = Delta && before == 0 ? kChunkKeys / 16 : 0;
-    const int known_groups = key_groups + min(values - before, kChunkColumns) / 16;
-    const int groups = known_groups + (Delta && to.solve && before == 0 ? m.kBlocks : 0);
+    const int groups = key_groups + min(values - before, kChunkColumns) / 16;
     for (int group = m.warp; group < groups; group += kChunkThreads / 32) {
       const bool of_keys = group < key_groups;
-      const bool of_one = Delta && group >= known_groups;  // the inverse solves for the identity
-      const int column = (of_keys ? group : of_one ? group - known_groups : group - key_groups) * 16;
-      float x[kChunk / 8][4];
-      load_columns(m, x, column, of_keys, of_one);
+      const int column = (of_keys ? group : group - key_groups) * 16;
+      float x[kChunk / 8][4]{};
       if constexpr (Delta) {
-        solve(m, x);
+        multiply_inverse(
+            (of_keys ? m.k : m.v) + column, of_keys ? kPitch : m.kValues, m.factors + (of_keys ? 0 : 2 * kChunk * kSquare), x);
+      } else {
+        load_columns(m, column, x);
       }
-      if (!of_one) {  // with the delta rule the last tokens have met all others
-        constexpr int kMet = Delta ? 1 : kChunk / 8;
-        mark<kMet>(p, to, x + kChunk / 8 - kMet);
-      }
-      T* out = of_keys ? static_cast<T*>(to.w) + (block * kChunkKeys + column + m.g) * kChunk
-                       : static_cast<T*>(to.v) + (block * values + before + column + m.g) * kChunk;
-      if (of_one) {
-        out = static_cast<T*>(to.solve) + (block * kChunk + column + m.g) * kChunk;
-      }
-#pragma unroll
-      for (int t = 0; t < kChunk / 8; ++t) {
-        write_pair(out + t * 8 + m.c, x[t][0], x[t][1]);
-        write_pair(out + 8 * kChunk + t * 8 + m.c, x[t][2], x[t][3]);
-      }
+      constexpr int kMet = Delta ? 1 : kChunk / 8;  // with the delta rule the last tokens have met all others
+      mark<kMet>(p, to, x + kChunk / 8 - kMet);
+      write_rows(m, of_keys ? to.w : to.v, of_keys ? block * kChunkKeys + column : block * values + before + column, x);
     }
     if (before + kChunkColumns < values) {
       __syncthreads();

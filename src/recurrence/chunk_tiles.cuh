@@ -62,24 +62,41 @@ __device__ inline void load_rows(
     T* to, const Recurrence& p, const Work& work, const Operand& from, int head, int first, int first_element, int elements) {
   constexpr int kUnits = Columns / 8;
   constexpr int kRows = Threads / kUnits;  // at once
+  constexpr int kApart = kRows * (Columns + kPad) * 2;
   const int element = threadIdx.x % kUnits * 8;
   const int row = threadIdx.x / kUnits;
-  const T* source = static_cast<const T*>(from.data) + place(from, work.batch, first + row, head) + first_element + element;
   const bool within = first_element + element < elements;
+  const T* source = static_cast<const T*>(from.data);
+  source += within ? place(from, work.batch, first + row, head) + first_element + element : 0;
+  const long long step = within ? kRows * from.token : 0;
   const unsigned target = shared_address(to + row * (Columns + kPad) + element);
+  if (!p.mask && first + kChunk <= work.end) [[likely]] {  // a scan waits for these instructions
 #pragma unroll
+    for (int i = 0; i < kChunk / kRows; ++i) {
+      copy16_async(target + i * kApart, source, within);
+      source += step;
+    }
+    return;
+  }
+#pragma unroll 1
   for (int i = 0; i < kChunk / kRows; ++i) {
     const long long token = first + row + i * kRows;
     const bool there = within && token < work.end && is_seen(p, work.batch, token);
-    copy16_async(target + i * kRows * (Columns + kPad) * 2, there ? source + i * kRows * from.token : from.data, there);
+    copy16_async(target + i * kApart, there ? source : from.data, there);
+    source += step;
   }
 }
 
 // Adjacent rows of a chunk's tokens.
-template <typename T>
-__device__ inline void load_square(T* to, const T* from, int rows) {
-  for (int i = threadIdx.x; i < rows * kChunk / 8; i += kChunkThreads) {
-    copy16_async(shared_address(to + i / (kChunk / 8) * kSquare + i % (kChunk / 8) * 8), from + i * 8, true);
+template <int Rows, typename T>
+__device__ inline void load_square(T* to, const T* from) {
+  constexpr int kUnits = kChunk / 8;
+  constexpr int kAtOnce = kChunkThreads / kUnits;
+  static_assert(Rows % kAtOnce == 0);
+  const unsigned target = shared_address(to + threadIdx.x / kUnits * kSquare + threadIdx.x % kUnits * 8);
+#pragma unroll
+  for (int i = 0; i < Rows / kAtOnce; ++i) {
+    copy16_async(target + i * kAtOnce * kSquare * 2, from + (i * kChunkThreads + threadIdx.x) * 8, true);
   }
 }
 

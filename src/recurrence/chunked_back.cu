@@ -21,7 +21,7 @@ __device__ inline void load_first_back(const ScanBlock<T, true>& m, int chunk) {
   const long long block = m.of * m.from.chunks + chunk;
   load_rows<T, kChunkKeys>(m.k, m.p, m.work, m.p.k, m.work.key_head, chunk * kChunk, 0, m.p.key_size);
   load_rows<T, kScanColumns>(m.given, m.p, m.work, m.p.v, m.work.head, chunk * kChunk, m.first_value, m.p.value_size);
-  load_square(m.scores, static_cast<const T*>(m.from.p) + block * kChunk * kChunk, kChunk);
+  load_square<kChunk>(m.scores, static_cast<const T*>(m.from.p) + block * kChunk * kChunk);
   m.load_decays(chunk, block);
   commit_copies();
 }
@@ -29,7 +29,7 @@ template <bool Delta, typename T>
 __device__ inline void load_rest_back(const ScanBlock<T, true>& m, int chunk) {
   load_rows<T, kChunkKeys>(m.q, m.p, m.work, m.p.q, m.work.key_head, chunk * kChunk, 0, m.p.key_size);
   if constexpr (Delta) {
-    load_square(m.w, static_cast<const T*>(m.from.w) + (m.of * m.from.chunks + chunk) * kChunkKeys * kChunk, kChunkKeys);
+    load_square<kChunkKeys>(m.w, static_cast<const T*>(m.from.w) + (m.of * m.from.chunks + chunk) * kChunkKeys * kChunk);
   }
   commit_copies();
 }
