@@ -159,17 +159,18 @@ __device__ inline void write_results(const ScanBlock<T, false>& m, int chunk, fl
       }
     }
   }
+  // Two lanes have 8 adjacent values: one takes those of the first tile, the other those of the second.
+  const bool odd = m.lane % 2;
+  const int value = m.first_value + m.half_of_values + odd * 8 + m.lane % 4 / 2 * 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
+    const unsigned first = pack(y[0][2 * half], y[0][2 * half + 1], T{});
+    const unsigned second = pack(y[1][2 * half], y[1][2 * half + 1], T{});
+    const unsigned other = __shfl_xor_sync(~0u, odd ? first : second, 1);
     const int token = m.from.first + chunk * kChunk + m.part * 16 + m.g + half * 8;
-    if (token < m.work.end) {
-      T* const out = static_cast<T*>(p.out) + m.work.out(p, token, m.first_value + m.half_of_values + m.c);
-#pragma unroll
-      for (int t = 0; t < 2; ++t) {
-        if (m.first_value + m.half_of_values + t * 8 < p.value_size) {
-          write_pair(out + t * 8, y[t][2 * half], y[t][2 * half + 1]);
-        }
-      }
+    if (token < m.work.end && value < p.value_size) {
+      *reinterpret_cast<uint2*>(static_cast<T*>(p.out) + m.work.out(p, token, value)) =
+          make_uint2(odd ? other : first, odd ? second : other);
     }
   }
 }

@@ -72,57 +72,93 @@ __device__ inline void put_gates(const Preparation<T>& m, const Gates& gates, fl
   }
 }
 
-// Four warps multiply keys with keys, the others queries with keys, 16 rows each, as far as the columns are not later tokens.
-template <typename T>
-__device__ inline void put_scores(const Preparation<T>& m, const Recurrence& p, const Prepared& to, bool with_q) {
-  constexpr int kBlocks = Preparation<T>::kBlocks;
-  const int row = m.warp % 4 * 16;
-  float sums[kChunk / 8][4]{};
-  const T* const rows = (with_q ? m.q : m.k) + row * kPitch;
+// 16 rows, of keys or of queries, times keys that are not of later tokens: of each block of 16 tokens, or of every other one.
+template <int Step, typename T>
+__device__ inline void multiply_keys(const Preparation<T>& m, const T* rows, int row, int begin, float (*sums)[4]) {
   for (int i = 0; i < kChunkKeys; i += 16) {
-    const uint4 x = left(rows + i, kPitch);
+    const uint4 x = left(rows + row * kPitch + i, kPitch);
 #pragma unroll
-    for (int j = 0; j < kBlocks; ++j) {
+    for (int b = 0; b < Preparation<T>::kBlocks / Step; ++b) {
+      const int j = begin + b * Step;
       if (j * 16 <= row) {
         const uint4 y = right(m.k + j * 16 * kPitch + i, kPitch);
-        mma(sums[2 * j], x, y.x, y.y, T{});
-        mma(sums[2 * j + 1], x, y.z, y.w, T{});
+        mma(sums[2 * b], x, y.x, y.y, T{});
+        mma(sums[2 * b + 1], x, y.z, y.w, T{});
       }
     }
   }
-  T* const scores = static_cast<T*>(to.p) + static_cast<long long>(blockIdx.x) * kChunk * kChunk;
+}
+
+// -A: 16 rows for two warps, which take turns at the blocks of 16 columns.
+template <typename T>
+__device__ inline void put_a(const Preparation<T>& m, const Recurrence& p, const Prepared& to) {
+  const int row = m.warp % m.kBlocks * 16;
+  const int begin = m.warp / m.kBlocks;
+  float sums[kChunk / 16][4]{};
+  multiply_keys<2>(m, m.k, row, begin, sums);
   float repeated = 0;
+  int elements = 0;
 #pragma unroll
-  for (int j = 0; j < kBlocks; ++j) {
-    if (with_q && j * 16 == row) {  // each of these queries and keys
-      mark<2>(p, to, sums + 2 * j);
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < kChunk / 8; ++j) {
+  for (int t = 0; t < kChunk / 16; ++t) {
+    const int block = begin + t / 2 * 2;
+    elements += block * 16 < row ? 16 * 8 : block * 16 == row ? 15 * 4 : 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = row + m.g + half * 8;
-      const int column = j * 8 + m.c;
+      const int column = block * 16 + t % 2 * 8 + m.c;
       float pair[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const bool earlier = with_q ? column + e <= i : column + e < i;
-        pair[e] = earlier ? expf(m.total[i] - m.total[column + e]) * sums[j][2 * half + e] : 0.0f;
+        pair[e] = column + e < i ? -m.beta[i] * (expf(m.total[i] - m.total[column + e]) * sums[t][2 * half + e]) : 0.0f;
+        repeated += fmaxf(pair[e] * pair[e] - 1.0f, 0.0f);
       }
-      if (with_q) {
-        write_pair(scores + i * kChunk + column, pair[0], pair[1]);
-      } else {
-        const float2 of_a = make_float2(-m.beta[i] * pair[0], -m.beta[i] * pair[1]);
-        *reinterpret_cast<float2*>(m.a + i * kSquare + column) = of_a;
-        repeated += fmaxf(of_a.x * of_a.x - 1.0f, 0.0f) + fmaxf(of_a.y * of_a.y - 1.0f, 0.0f);
-      }
+      *reinterpret_cast<float2*>(m.a + i * kSquare + column) = make_float2(pair[0], pair[1]);
     }
   }
   repeated = of_near_lanes<1, 32>(repeated, Sum{});
-  if (repeated > kRepeated * (16 * row + 16 * 15 / 2)) {
+  if (repeated > kRepeated * elements) {
     mark(p, to);
   }
+}
+
+// 16 rows of 64 tokens of a tensor.
+template <typename T>
+__device__ inline void write_rows(const Preparation<T>& m, void* to, long long row, const float (&x)[kChunk / 8][4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int first = 0; first < kChunk / 8; first += 4) {
+      unsigned words[4];
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        words[t] = pack(x[first + t][2 * half], x[first + t][2 * half + 1], T{});
+      }
+      T* const out = static_cast<T*>(to) + (row + m.g + half * 8) * kChunk + (first + m.lane % 4) * 8;
+      *reinterpret_cast<uint4*>(out) = gather_quad(words);
+    }
+  }
+}
+
+// The scores, from the products of 16 queries with keys.
+template <typename T>
+__device__ inline void put_scores(
+    const Preparation<T>& m, const Recurrence& p, const Prepared& to, int row, float (&products)[kChunk / 8][4]) {
+#pragma unroll
+  for (int j = 0; j < m.kBlocks; ++j) {
+    if (j * 16 == row) {  // each of these queries and keys
+      mark<2>(p, to, products + 2 * j);
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < kChunk / 8; ++t) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int i = row + m.g + e / 2 * 8;
+      const int column = t * 8 + m.c + e % 2;
+      products[t][e] = column <= i ? expf(m.total[i] - m.total[column]) * products[t][e] : 0.0f;
+    }
+  }
+  write_rows(m, to.p, static_cast<long long>(blockIdx.x) * kChunk + row, products);
 }
 
 // The inverses of the squares on the diagonal, by two warps, a column for each thread.
@@ -250,17 +286,6 @@ __device__ inline void load_columns(const Preparation<T>& m, int column, float (
   }
 }
 
-// 16 rows of a tensor.
-template <typename T>
-__device__ inline void write_rows(const Preparation<T>& m, void* to, long long row, const float (&x)[kChunk / 8][4]) {
-  T* const out = static_cast<T*>(to) + (row + m.g) * kChunk + m.c;
-#pragma unroll
-  for (int t = 0; t < kChunk / 8; ++t) {
-    write_pair(out + t * 8, x[t][0], x[t][1]);
-    write_pair(out + 8 * kChunk + t * 8, x[t][2], x[t][3]);
-  }
-}
-
 template <typename T, bool Delta>
 __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
   extern __shared__ __align__(16) char memory[];
@@ -277,26 +302,32 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
   }
   wait_copies<0>();
   __syncthreads();
-  if (const bool with_q = m.warp >= 4; Delta || with_q) {
-    put_scores(m, p, to, with_q);
+  const bool with_queries = m.warp >= m.kBlocks;
+  const int row = m.warp % m.kBlocks * 16;
+  float x[kChunk / 8][4]{};
+  if constexpr (Delta) {
+    put_a(m, p, to);
+    __syncthreads();
+  }
+  // Half of the warps invert I + A, which is one step after the other, while the others compute the scores.
+  if (with_queries) {
+    multiply_keys<1>(m, m.q, row, 0, x);
+  } else if (Delta && m.warp < 2) {
+    invert_diagonal(m.a);
   }
   __syncthreads();
+  if (with_queries) {
+    put_scores(m, p, to, row, x);
+  } else if constexpr (Delta) {
+    invert(m, m.warp, x);
+  }
+  __syncthreads();  // A and q are done with
   if constexpr (Delta) {
-    if (m.warp < 2) {
-      invert_diagonal(m.a);
-    }
-    __syncthreads();
-    float x[kChunk / 8][4];
-    const bool inverts = m.warp < m.kBlocks;
-    if (inverts) {
-      invert(m, m.warp, x);
-    }
-    __syncthreads();  // A is done with
-    if (inverts) {
+    if (!with_queries) {
       put_inverse(m, m.warp, x, m.key_factor, m.factors);
       put_inverse(m, m.warp, x, m.beta, m.factors + 2 * kChunk * kSquare);
       if (to.solve) {
-        write_rows(m, to.solve, block * kChunk + m.warp * 16, x);
+        write_rows(m, to.solve, block * kChunk + row, x);
       }
     }
     __syncthreads();
@@ -310,16 +341,17 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
     for (int group = m.warp; group < groups; group += kChunkThreads / 32) {
       const bool of_keys = group < key_groups;
       const int column = (of_keys ? group : group - key_groups) * 16;
-      float x[kChunk / 8][4]{};
+      float columns[kChunk / 8][4]{};
       if constexpr (Delta) {
         multiply_inverse(
-            (of_keys ? m.k : m.v) + column, of_keys ? kPitch : m.kValues, m.factors + (of_keys ? 0 : 2 * kChunk * kSquare), x);
+            (of_keys ? m.k : m.v) + column, of_keys ? kPitch : m.kValues, m.factors + (of_keys ? 0 : 2 * kChunk * kSquare),
+            columns);
       } else {
-        load_columns(m, column, x);
+        load_columns(m, column, columns);
       }
       constexpr int kMet = Delta ? 1 : kChunk / 8;  // with the delta rule the last tokens have met all others
-      mark<kMet>(p, to, x + kChunk / 8 - kMet);
-      write_rows(m, of_keys ? to.w : to.v, of_keys ? block * kChunkKeys + column : block * values + before + column, x);
+      mark<kMet>(p, to, columns + kChunk / 8 - kMet);
+      write_rows(m, of_keys ? to.w : to.v, of_keys ? block * kChunkKeys + column : block * values + before + column, columns);
     }
     if (before + kChunkColumns < values) {
       __syncthreads();

@@ -27,7 +27,7 @@ namespace mlx_cuda {
 
 namespace {
 
-// Of x, up to which GEMVs normalize it, each block for itself: with 64 KB, separate kernels take less time (H200).
+// Of x, up to which GEMVs of packed weights normalize it in each block: with 64 KB, separate kernels take less time (H200).
 constexpr std::size_t kMostNormBytes = 48 * 1024;
 
 // The GEMVs that read the same array, and the norm before them.
@@ -72,8 +72,9 @@ class Fusion {
     }
     for (const std::uintptr_t id : order) {
       Siblings& siblings = all.at(id);
-      take_norm(siblings);
-      fuse(siblings);
+      if (take_norm(siblings)) {
+        fuse(siblings);
+      }
     }
     for (const Item* norm : norms) {
       if (auto result = row_norm_item(plan_, *norm)) {
@@ -101,11 +102,11 @@ class Fusion {
   }
 
  private:
-  // The norm that gives their x, if they are all that read it. GEMVs that it makes too slow are not fused.
-  void take_norm(Siblings& siblings) const {
+  // The norm that gives their x, if they are all that read it. False where it makes them too slow to be fused.
+  bool take_norm(Siblings& siblings) const {
     const Item* norm = given_by(plan_, siblings.x, "RMSNorm");
     if (!norm || reads_of(plan_, siblings.x) != siblings.gemvs.size()) {
-      return;
+      return true;
     }
     const mx::array& weight = norm->inputs[1];
     const OneGemv& first = siblings.gemvs[0];
@@ -114,15 +115,15 @@ class Fusion {
     });
     if (!alike || weight.ndim() != 1 || weight.shape(0) != first.inner || norm->inputs[0].shape(-1) != first.inner ||
         plan_.giver(weight) || !weight.flags().row_contiguous || !on_16_bytes(weight)) {
-      return;
+      return true;
     }
-    if (norm->inputs[0].nbytes() > kMostNormBytes) {
-      siblings.gemvs.clear();
-      return;
+    if (first.form && norm->inputs[0].nbytes() > kMostNormBytes) {
+      return false;
     }
     siblings.eps = static_cast<const mx::fast::RMSNorm&>(siblings.x.primitive()).state().second;
     siblings.norm = weight;
     siblings.x = norm->inputs[0];
+    return true;
   }
 
   void fuse(const Siblings& siblings) {

@@ -45,7 +45,7 @@ std::size_t aligned(std::size_t bytes) {
 }
 
 // The instruction of a call, without what others hand over.
-PersistentGemv instruction_of(GemvCall& call, KernelNode& node) {
+PersistentGemv parameters_of(GemvCall& call, KernelNode& node) {
   PersistentGemv g{};
   const OneGemv& first = call.parts[0];
   const Division division = divide(first);
@@ -117,8 +117,8 @@ std::size_t partial_bytes(const TokenCall& token) {
 // Bytes of counters and handed over results, at most.
 std::size_t handoff_bytes(const Run& run) {
   std::size_t bytes = Params::kCounters * Params::kCounterBytes;
-  for (const Instruction& step : run) {
-    bytes += result_bytes_of(step.gemv) + (step.token ? partial_bytes(*step.token) + aligned(step.token->out.nbytes()) : 0);
+  for (const Instruction& each : run) {
+    bytes += result_bytes_of(each.gemv) + (each.token ? partial_bytes(*each.token) + aligned(each.token->out.nbytes()) : 0);
   }
   return bytes;
 }
@@ -133,34 +133,34 @@ class Filling {
     params_.count = static_cast<int>(run_.size());
     int routers = 0;
     for (std::size_t i = 0; i < run_.size(); ++i) {
-      Instruction& step = run_[i];
-      PersistentGemv g = instruction_of(step.gemv, node_);
+      Instruction& instruction = run_[i];
+      PersistentGemv g = parameters_of(instruction.gemv, node_);
       g.router = g.x_from = g.added_from = -1;
       g.same_x = with_experts(run_) && same_x(run_, i);
-      if (const auto x = giver(run_, step.gemv.x, i)) {
-        g.x_from = x->step;
-        g.x = params_.gemv[x->step].handoff;
+      if (const auto x = giver(run_, instruction.gemv.x, i)) {
+        g.x_from = x->instruction;
+        g.x = params_.gemv[x->instruction].handoff;
       }
-      if (step.token) {
+      if (instruction.token) {
         g.x_from = Params::kMost + params_.attentions;
-        g.x = fill(*step.token, params_.attention[params_.attentions++], i);
+        g.x = fill(*instruction.token, params_.attention[params_.attentions++], i);
       }
       if (g.x_from < 0) {
-        g.x = node_.reads(step.gemv.x);
+        g.x = node_.reads(instruction.gemv.x);
       }
-      if (const auto added = step.gemv.added ? giver(run_, *step.gemv.added, i) : std::nullopt) {
-        g.added_from = added->step;
-        g.added = params_.gemv[added->step].handoff;
+      if (const auto added = instruction.gemv.added ? giver(run_, *instruction.gemv.added, i) : std::nullopt) {
+        g.added_from = added->instruction;
+        g.added = params_.gemv[added->instruction].handoff;
       } else {
-        g.added = node_.reads(step.gemv.added);
+        g.added = node_.reads(instruction.gemv.added);
       }
-      if (step.router) {
+      if (instruction.router) {
         g.router = routers++;
-        fill(*step.router, params_.router[g.router], i);
+        fill(*instruction.router, params_.router[g.router], i);
       }
       if (is_read(run_, i)) {
         g.handoff = free_;
-        free_ += result_bytes_of(step.gemv);
+        free_ += result_bytes_of(instruction.gemv);
       }
       params_.gemv[i] = g;
     }
@@ -168,13 +168,13 @@ class Filling {
 
  private:
   // Gives where the result is.
-  void* fill(TokenCall& token, PersistentAttention& to, std::size_t step) {
+  void* fill(TokenCall& token, PersistentAttention& to, std::size_t instruction) {
     to.token = token_params(token, node_);
     const mx::array* rows[] = {&token.heads.queries.rows, &token.heads.keys.rows, &token.heads.values};
     for (int i = 0; i < 3; ++i) {
-      const Giver from = *giver(run_, *rows[i], step);
-      const PersistentGemv& g = params_.gemv[from.step];
-      to.rows_from = from.step;
+      const Giver from = *giver(run_, *rows[i], instruction);
+      const PersistentGemv& g = params_.gemv[from.instruction];
+      to.rows_from = from.instruction;
       to.token.heads.rows[i] = static_cast<char*>(g.handoff) + g.part[from.output].first * Params::kQuadRows * rows[i]->itemsize();
     }
     to.parts = parts_of(token);
@@ -185,9 +185,9 @@ class Filling {
     return to.token.decode.out;
   }
 
-  void fill(RouterCall& router, PersistentRouter& to, std::size_t step) {
+  void fill(RouterCall& router, PersistentRouter& to, std::size_t instruction) {
     to.params = router.params;
-    to.logits_from = giver(run_, router.logits, step)->step;
+    to.logits_from = giver(run_, router.logits, instruction)->instruction;
     to.params.logits = params_.gemv[to.logits_from].handoff;
     to.params.chosen = node_.writes<unsigned>(router.chosen);
     to.params.scores = node_.writes(router.scores);
@@ -203,21 +203,21 @@ class Filling {
 void make_ready(Run& run, const mx::Stream& stream) {
   auto& encoder = mx::cu::get_command_encoder(stream);
   for (std::size_t i = 0; i < run.size(); ++i) {
-    Instruction& step = run[i];
-    if (step.token) {
-      make_readable(*step.token, stream);
-    } else if (!giver(run, step.gemv.x, i)) {
-      step.gemv.x = contiguous_on_16_bytes(step.gemv.x, encoder, stream);
+    Instruction& instruction = run[i];
+    if (instruction.token) {
+      make_readable(*instruction.token, stream);
+    } else if (!giver(run, instruction.gemv.x, i)) {
+      instruction.gemv.x = contiguous_on_16_bytes(instruction.gemv.x, encoder, stream);
     }
-    if (step.gemv.added && !giver(run, *step.gemv.added, i)) {
-      step.gemv.added = contiguous_on_16_bytes(*step.gemv.added, encoder, stream);
+    if (instruction.gemv.added && !giver(run, *instruction.gemv.added, i)) {
+      instruction.gemv.added = contiguous_on_16_bytes(*instruction.gemv.added, encoder, stream);
     }
-    for (mx::array& out : step.gemv.outputs) {
+    for (mx::array& out : instruction.gemv.outputs) {
       allocate(out, stream);
     }
-    if (step.router) {
-      allocate(step.router->chosen, stream);
-      allocate(step.router->scores, stream);
+    if (instruction.router) {
+      allocate(instruction.router->chosen, stream);
+      allocate(instruction.router->scores, stream);
     }
   }
 }
@@ -243,12 +243,12 @@ void launch(Run run, Handoff handoff, const mx::Stream& stream) {
 
 Item item_of(const Run& run, const Handoff& handoff) {
   Item item{"persistent: " + name_of(run), {}, {}, [run, handoff](const mx::Stream& stream) { launch(run, handoff, stream); }};
-  for (const Instruction& step : run) {
-    const Arrays outputs = step.outputs();
+  for (const Instruction& each : run) {
+    const Arrays outputs = each.outputs();
     item.outputs.insert(item.outputs.end(), outputs.begin(), outputs.end());
   }
-  for (const Instruction& step : run) {
-    for (const mx::array& in : step.inputs()) {
+  for (const Instruction& each : run) {
+    for (const mx::array& in : each.inputs()) {
       const bool own =
           std::any_of(item.outputs.begin(), item.outputs.end(), [&](const mx::array& out) { return out.id() == in.id(); });
       if (!own) {
@@ -282,7 +282,7 @@ void fuse_runs(Plan& plan, const PersistentCalls& calls, const mx::Stream& strea
     const std::size_t before = (i + runs.size() - 1) % runs.size();
     Item item = item_of(runs[i], {memory, begins[i], begins[i + 1], begins[before], begins[before + 1]});
     if (i == 0) {
-      item.outputs.push_back(memory);  // which the step keeps then
+      item.outputs.push_back(memory);  // which the captured step keeps then
     }
     plan.replace(std::move(item));
   }

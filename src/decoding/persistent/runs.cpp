@@ -19,17 +19,17 @@ using Params = PersistentParams;
 // Of a slot: 16 rows of 2560 values.
 constexpr int kMostSlotBytes = 23040;
 
-// A run that grows, and what no step of it has yet.
+// A run that grows, and what no instruction of it has yet.
 struct Growing {
-  Run steps{};
+  Run instructions{};
   std::optional<RouterCall> router{};
   std::optional<TokenCall> token{};
 };
 
-// The step before which a router chooses.
-const Instruction* step_of(const Run& run, const RouterCall& router) {
-  const auto found = std::find_if(run.begin(), run.end(), [&](const Instruction& step) {
-    return step.router && step.router->chosen.id() == router.chosen.id();
+// The instruction before which a router chooses.
+const Instruction* instruction_of(const Run& run, const RouterCall& router) {
+  const auto found = std::find_if(run.begin(), run.end(), [&](const Instruction& each) {
+    return each.router && each.router->chosen.id() == router.chosen.id();
   });
   return found == run.end() ? nullptr : &*found;
 }
@@ -47,7 +47,7 @@ bool experts_fit(const GemvCall& call, const Growing& before) {
   if (!gemv.each_its_row()) {
     return is_gated(call.epilogue) && gemv.inner % Params::kPairValues == 0 && gemv.inner <= Params::kMostInner;
   }
-  return step_of(before.steps, *before.router) && call.factors && call.factors->id() == before.router->scores.id() &&
+  return instruction_of(before.instructions, *before.router) && call.factors && call.factors->id() == before.router->scores.id() &&
          gemv.inner % Params::kTurnMultiple == 0 && divide(gemv).slot_bytes() <= kMostSlotBytes &&
          gemv.count() * Params::padded(gemv.inner) <= Params::kMostInner;
 }
@@ -75,42 +75,42 @@ bool fits(const GemvCall& call, const Growing& before) {
          first.inner % Params::kPairValues == 0 && first.inner <= Params::kMostInner;
 }
 
-// Whether a router can be between the steps before it and others.
+// Whether a router can be between the instructions before it and others.
 bool fits(const RouterCall& router, const Growing& before) {
-  const auto logits = giver(before.steps, router.logits, before.steps.size());
-  return logits && before.steps[logits->step].gemv.outputs.size() == 1 && router.params.experts % 2 == 0 &&
-         router.logits.dtype() == before.steps[0].gemv.x.dtype() &&
-         count(before.steps, [](const Instruction& step) { return step.router.has_value(); }) < Params::kMostRouters;
+  const auto logits = giver(before.instructions, router.logits, before.instructions.size());
+  return logits && before.instructions[logits->instruction].gemv.outputs.size() == 1 && router.params.experts % 2 == 0 &&
+         router.logits.dtype() == before.instructions[0].gemv.x.dtype() &&
+         count(before.instructions, [](const Instruction& each) { return each.router.has_value(); }) < Params::kMostRouters;
 }
 
-// Whether a token can be: if a step of the run gives its rows.
+// Whether a token can be: if an instruction of the run gives its rows.
 bool fits(const TokenCall& token, const Growing& before) {
   const mx::array* rows[] = {&token.heads.queries.rows, &token.heads.keys.rows, &token.heads.values};
-  const auto first = giver(before.steps, *rows[0], before.steps.size());
+  const auto first = giver(before.instructions, *rows[0], before.instructions.size());
   return first &&
          std::all_of(
              std::begin(rows), std::end(rows),
              [&](const mx::array* array) {
-               const auto of = giver(before.steps, *array, before.steps.size());
-               return of && of->step == first->step;
+               const auto of = giver(before.instructions, *array, before.instructions.size());
+               return of && of->instruction == first->instruction;
              }) &&
          token.out.shape(0) == 1 && token.out.shape(3) <= PersistentAttention::kWidth && parts_of(token) > 0 &&
-         token.out.dtype() == before.steps[0].gemv.x.dtype() &&
-         count(before.steps, [](const Instruction& step) { return step.token.has_value(); }) < Params::kMostAttentions;
+         token.out.dtype() == before.instructions[0].gemv.x.dtype() &&
+         count(before.instructions, [](const Instruction& each) { return each.token.has_value(); }) < Params::kMostAttentions;
 }
 
 // Whether a call reads one of several results of an earlier one: to GEMVs only single ones are handed over.
 bool reads_one_of_several(const GemvCall& call, const Run& run) {
   const auto of_several = [&](const mx::array& in) {
     const auto of = giver(run, in, run.size());
-    return of && run[of->step].gemv.outputs.size() > 1;
+    return of && run[of->instruction].gemv.outputs.size() > 1;
   };
   return of_several(call.x) || (call.added && of_several(*call.added));
 }
 
 class Runs {
  public:
-  // `most`: steps of a run.
+  // `most`: instructions of a run.
   Runs(const Plan& plan, std::size_t most) : plan_(plan), most_(most) {}
 
   void add(GemvCall call) {
@@ -120,23 +120,23 @@ class Runs {
     }
     // Read once: neither by another call nor by a norm, which others could read.
     const bool after_token = last_.token && !call.norm && last_.token->out.id() == call.x.id() && reads_of(plan_, call.x) == 1;
-    if (last_.steps.size() == most_ || reads_one_of_several(call, last_.steps) || (last_.token && !after_token) ||
-        (!last_.steps.empty() && last_.steps[0].gemv.x.dtype() != call.x.dtype())) {
+    if (last_.instructions.size() == most_ || reads_one_of_several(call, last_.instructions) || (last_.token && !after_token) ||
+        (!last_.instructions.empty() && last_.instructions[0].gemv.x.dtype() != call.x.dtype())) {
       end();
     }
     if (!fits(call, last_)) {
       end();
       return;
     }
-    Instruction step{std::move(call)};
-    step.token = std::exchange(last_.token, std::nullopt);
-    if (step.gemv.parts[0].chosen && !step_of(last_.steps, *last_.router)) {
-      step.router = last_.router;
+    Instruction instruction{std::move(call)};
+    instruction.token = std::exchange(last_.token, std::nullopt);
+    if (instruction.gemv.parts[0].chosen && !instruction_of(last_.instructions, *last_.router)) {
+      instruction.router = last_.router;
     }
-    last_.steps.push_back(std::move(step));
+    last_.instructions.push_back(std::move(instruction));
   }
 
-  // A router or a token, before a later step.
+  // A router or a token, before a later instruction.
   template <typename Call>
   void add(const Call& call, std::optional<Call> Growing::* to) {
     if (fits(call, last_) && !last_.token) {
@@ -147,8 +147,8 @@ class Runs {
   }
 
   void end() {
-    if (last_.steps.size() > 1) {
-      all_.push_back(std::move(last_.steps));
+    if (last_.instructions.size() > 1) {
+      all_.push_back(std::move(last_.instructions));
     }
     last_ = {};
   }
@@ -197,14 +197,14 @@ std::string name_of(const Run& run) {
     const auto found = std::find_if(counts.begin(), counts.end(), [&](const auto& one) { return one.first == name; });
     ++(found == counts.end() ? counts.emplace_back(name, 0) : *found).second;
   };
-  for (const Instruction& step : run) {
-    if (step.token) {
-      add(step.token->name());
+  for (const Instruction& each : run) {
+    if (each.token) {
+      add(each.token->name());
     }
-    if (step.router) {
+    if (each.router) {
       add("router");
     }
-    add(step.gemv.name());
+    add(each.gemv.name());
   }
   std::string all;
   for (const auto& [name, count] : counts) {
@@ -224,9 +224,9 @@ std::optional<Giver> giver(const Run& run, const mx::array& of, std::size_t befo
   return std::nullopt;
 }
 
-bool is_read(const Run& run, std::size_t step) {
-  const Arrays& outputs = run[step].gemv.outputs;
-  return std::any_of(run.begin() + static_cast<std::ptrdiff_t>(step) + 1, run.end(), [&](const Instruction& later) {
+bool is_read(const Run& run, std::size_t instruction) {
+  const Arrays& outputs = run[instruction].gemv.outputs;
+  return std::any_of(run.begin() + static_cast<std::ptrdiff_t>(instruction) + 1, run.end(), [&](const Instruction& later) {
     const Arrays inputs = later.inputs();
     return std::any_of(inputs.begin(), inputs.end(), [&](const mx::array& in) {
       return std::any_of(outputs.begin(), outputs.end(), [&](const mx::array& out) { return out.id() == in.id(); });
@@ -234,18 +234,18 @@ bool is_read(const Run& run, std::size_t step) {
   });
 }
 
-bool same_x(const Run& run, std::size_t step) {
+bool same_x(const Run& run, std::size_t instruction) {
   const auto id = [](const MaybeArray& array) { return array ? array->id() : 0; };
-  if (step == 0 || run[step].token) {
+  if (instruction == 0 || run[instruction].token) {
     return false;
   }
-  const GemvCall& own = run[step].gemv;
-  const GemvCall& before = run[step - 1].gemv;
+  const GemvCall& own = run[instruction].gemv;
+  const GemvCall& before = run[instruction - 1].gemv;
   return !before.factors && own.x.id() == before.x.id() && id(own.norm) == id(before.norm) && own.eps == before.eps;
 }
 
 bool with_experts(const Run& run) {
-  return count(run, [](const Instruction& step) { return step.router || step.gemv.parts[0].form->bits != 4; }) > 0;
+  return count(run, [](const Instruction& each) { return each.router || each.gemv.parts[0].form->bits != 4; }) > 0;
 }
 
 int Division::quads() const {

@@ -20,23 +20,23 @@ struct Instruction {
 
 using Run = std::vector<Instruction>;
 
-// Which result of which step.
+// Which result of which instruction.
 struct Giver {
-  int step;
+  int instruction;
   int output;
 };
 
-// Which of the first steps gives an array; none where none does.
+// Which of the first instructions gives an array; none where none does.
 std::optional<Giver> giver(const Run& run, const mx::array& of, std::size_t before);
 
 // How often it computes what, such as "10 norm + 3 GEMVs; 9 rope + append + attention".
 std::string name_of(const Run& run);
 
-// Whether a later step reads a result of one.
-bool is_read(const Run& run, std::size_t step);
+// Whether a later instruction reads a result of one.
+bool is_read(const Run& run, std::size_t instruction);
 
-// Whether a step has the x of the one before, normalized alike.
-bool same_x(const Run& run, std::size_t step);
+// Whether an instruction has the x of the one before, normalized alike.
+bool same_x(const Run& run, std::size_t instruction);
 
 // Whether the kernel with a router is needed, or the one that is faster without it.
 bool with_experts(const Run& run);
@@ -54,7 +54,7 @@ Division divide(const OneGemv& gemv);
 // How many parts the keys of a token are divided in.
 int parts_of(const TokenCall& token);
 
-// The runs that follow one another, of two to so many steps.
+// The runs that follow one another, of two to so many instructions.
 std::vector<Run> runs_of(const Plan& plan, const PersistentCalls& calls, std::size_t most);
 
 }  // namespace mlx_cuda
