@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from dataclasses import replace
@@ -7,6 +8,7 @@ from functools import partial, wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import mlx.core as mx
 import mlx_cuda
@@ -16,7 +18,7 @@ from mlx_cuda._explain import EXPLAINED
 from benchmarks.__main__ import ATTENTION, GROUPS, MATMUL, RESULTS, main, warnings
 from benchmarks.cases import GROUPS as CASES
 from benchmarks.cases.base import UnavailableError, operation
-from benchmarks.cases.linear_attention import FLA, Fla
+from benchmarks.cases.linear_attention import FLA, Fla, FlaGraph
 from benchmarks.decoding import bytes_of_step
 from benchmarks.measuring import check
 from benchmarks.record import CaseResult, Results, SideResult
@@ -245,6 +247,18 @@ def test_flash_linear_attention_that_is_not_there_is_said(monkeypatch: pytest.Mo
     side = Side(FLA, engine, Fla(engine, backward=False), inputs)
     with pytest.raises(UnavailableError, match="flash-linear-attention cannot be imported: "):
         side.call(*inputs[0])
+
+
+def test_flash_linear_attention_is_captured_once_for_each_set_of_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = MagicMock()
+    rules = SimpleNamespace(fused_recurrent_gated_delta_rule=MagicMock(side_effect=itertools.count()))
+    monkeypatch.setitem(sys.modules, "fla.ops.gated_delta_rule", rules)
+    sets = [tuple(MagicMock(shape=(1, 1), data_ptr=lambda at=at: at) for _ in range(6)) for at in range(2)]
+    engine: Any = SimpleNamespace(torch=torch)
+    peer = FlaGraph(engine)
+    assert [peer(*sets[i]) for i in (0, 1, 0, 1)] == [1, 3, 1, 3]  # the results of the second call of each, which is captured
+    assert torch.cuda.CUDAGraph.call_count == 2
+    assert torch.cuda.CUDAGraph.return_value.replay.call_count == 4
 
 
 def test_rates_and_ratios() -> None:
