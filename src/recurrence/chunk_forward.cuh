@@ -7,10 +7,10 @@
 // and y[i] = G[i] S q[i] + sum over j <= i of G[i] / G[j] (q[i] k[j]) u[j],  S = G[end] S + sum over j of G[end] / G[j] u[j]
 // k[j]^T.
 //
-// `chunk_prepare` computes everything that does not depend on S, for all chunks at once. It solves the triangular systems by blocks
-// of 16 tokens in TF32, after the blocks on the diagonal have been inverted in float32; W and V' are transposed, so that the result
-// of one MMA is an operand of the next in registers. `chunk_scan` goes from chunk to chunk, a block for 32 columns of a head's
-// values, with S in float32 registers.
+// `chunk_prepare` computes everything that does not depend on S, for all chunks at once. It inverts I + A by blocks of 16 tokens in
+// TF32, after the blocks on the diagonal have been inverted in float32, and multiplies keys and values by the inverse. That has two
+// parts of 16 bits: rounded to one, it would cost as much accuracy as storing W and V' in 16 bits. Both are transposed.
+// `chunk_scan` goes from chunk to chunk, a block for 32 columns of a head's values, with S in float32 registers.
 //
 // NaN and infinity must not reach earlier tokens, but 0 * NaN is NaN: a chunk with one is processed token by token. `chunk_prepare`
 // marks it by the decay from its last token to its end, which is 1 otherwise.

@@ -14,7 +14,7 @@ __device__ inline void split(float4 x, uint4& large, uint4& rest) {
       to_tf32(x.w - __uint_as_float(large.w)));
 }
 
-// The mean over a warp's rows of A, of the part of its squared elements above 1, from which on a chunk is marked. Keys that
+// The mean over a warp's elements of A, of the part of their squares above 1, from which on a chunk is marked. Keys that
 // repeat every n tokens with a beta of b reach (b^2 - 1) / n. With 0.1, errors stayed below those of equal keys with a beta of 1.
 constexpr float kRepeated = 0.1f;
 
