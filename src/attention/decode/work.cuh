@@ -270,7 +270,7 @@ class Segments<true> {
   }
 
   __device__ Parts parts(const Segment& s) const {
-    return parts_of(p_.stream_k, s.unit, s.begin, s.span.tiles);
+    return parts_of(share_tiles(p_), s.unit, s.begin, s.span.tiles);
   }
 
  private:
