@@ -14,9 +14,11 @@ __device__ inline void split(float4 x, uint4& large, uint4& rest) {
       to_tf32(x.w - __uint_as_float(large.w)));
 }
 
-// The mean over a warp's elements of A, of the part of their squares above 1, from which on a chunk is marked. Keys that
+// The mean over 16 rows of A, of the part of its squared elements above 1, from which on a chunk is marked. Keys that
 // repeat every n tokens with a beta of b reach (b^2 - 1) / n. With 0.1, errors stayed below those of equal keys with a beta of 1.
 constexpr float kRepeated = 0.1f;
+
+constexpr float kLeastBeta = 1.1754944e-38f;  // the smallest that is not subnormal: a smaller one is 0
 
 // Marks a chunk as one to be processed token by token. Tensors that are saved for gradients have no marks.
 __device__ inline void mark(const Recurrence& p, const Prepared& to) {
@@ -27,7 +29,7 @@ __device__ inline void mark(const Recurrence& p, const Prepared& to) {
 
 // Marks it if any of these numbers is not finite.
 template <int Tiles>
-__device__ inline void mark(const Recurrence& p, const Prepared& to, const float (*tiles)[4]) {
+__device__ inline void mark(const Recurrence& p, const Prepared& to, const float (&tiles)[Tiles][4]) {
   bool finite = true;
 #pragma unroll
   for (int i = 0; i < Tiles * 4; ++i) {
@@ -43,6 +45,7 @@ template <typename T>
 struct Preparation {
   static constexpr int kValues = kChunkColumns + kPad;
   static constexpr int kBlocks = kChunk / 16;
+  static_assert(kPitch <= 2 * kSquare && 2 * sizeof(T) == sizeof(float), "q and A lie where the squares are later.");
 
   T* k;
   T* v = k + kChunk * kPitch;
@@ -51,7 +54,8 @@ struct Preparation {
   float* a = reinterpret_cast<float*>(factors + 2 * kChunk * kSquare);  // -A, then the inverses on the diagonal
   float* total = a + kChunk * kSquare;                                  // logarithms of the decay from the chunk's beginning
   float* beta = total + kChunk;
-  float* key_factor = beta + kChunk;
+  float* inverse_beta = beta + kChunk;      // or zero
+  float* repeated = inverse_beta + kChunk;  // of each warp's part of A
   int warp = threadIdx.x / 32;
   int lane = threadIdx.x % 32;
   int g = lane / 4;
@@ -66,7 +70,7 @@ __device__ inline void put_gates(const Preparation<T>& m, const Gates& gates, fl
     const int token = 2 * m.lane + i;
     m.total[token] = gates.totals[i];
     m.beta[token] = gates.betas[i];
-    m.key_factor[token] = gates.betas[i] * expf(gates.totals[i]);
+    m.inverse_beta[token] = fabsf(gates.betas[i]) < kLeastBeta ? 0.0f : 1.0f / gates.betas[i];
     decay[token] = expf(gates.totals[i]);
     decay[kChunk + token] = expf(gates.whole - gates.totals[i]);
   }
@@ -91,21 +95,17 @@ __device__ inline void multiply_keys(const Preparation<T>& m, const T* rows, int
 
 // -A: 16 rows for two warps, which take turns at the blocks of 16 columns.
 template <typename T>
-__device__ inline void put_a(const Preparation<T>& m, const Recurrence& p, const Prepared& to) {
-  const int row = m.warp % m.kBlocks * 16;
+__device__ inline void put_a(const Preparation<T>& m, int row) {
   const int begin = m.warp / m.kBlocks;
   float sums[kChunk / 16][4]{};
   multiply_keys<2>(m, m.k, row, begin, sums);
   float repeated = 0;
-  int elements = 0;
 #pragma unroll
   for (int t = 0; t < kChunk / 16; ++t) {
-    const int block = begin + t / 2 * 2;
-    elements += block * 16 < row ? 16 * 8 : block * 16 == row ? 15 * 4 : 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = row + m.g + half * 8;
-      const int column = block * 16 + t % 2 * 8 + m.c;
+      const int column = (begin + t / 2 * 2) * 16 + t % 2 * 8 + m.c;
       float pair[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -115,10 +115,7 @@ __device__ inline void put_a(const Preparation<T>& m, const Recurrence& p, const
       *reinterpret_cast<float2*>(m.a + i * kSquare + column) = make_float2(pair[0], pair[1]);
     }
   }
-  repeated = of_near_lanes<1, 32>(repeated, Sum{});
-  if (repeated > kRepeated * elements) {
-    mark(p, to);
-  }
+  m.repeated[m.warp] = of_near_lanes<1, 32>(repeated, Sum{});
 }
 
 // 16 rows of 64 tokens of a tensor.
@@ -143,12 +140,7 @@ __device__ inline void write_rows(const Preparation<T>& m, void* to, long long r
 template <typename T>
 __device__ inline void put_scores(
     const Preparation<T>& m, const Recurrence& p, const Prepared& to, int row, float (&products)[kChunk / 8][4]) {
-#pragma unroll
-  for (int j = 0; j < m.kBlocks; ++j) {
-    if (j * 16 == row) {  // each of these queries and keys
-      mark<2>(p, to, products + 2 * j);
-    }
-  }
+  mark(p, to, products);  // later tokens are zeros
 #pragma unroll
   for (int t = 0; t < kChunk / 8; ++t) {
 #pragma unroll
@@ -230,28 +222,46 @@ __device__ inline void invert(const Preparation<T>& m, int group, float (&x)[kCh
   }
 }
 
-// Columns of the inverse, each times a factor of its token, in two parts of 16 bits, transposed.
+// Two numbers rounded to 16 bits, and in the next square what that leaves of them.
 template <typename T>
-__device__ inline void put_inverse(
-    const Preparation<T>& m, int group, const float (&x)[kChunk / 8][4], const float* factor, T* to) {
+__device__ inline void put_parts(T* to, float a, float b) {
+  const unsigned rounded = pack(a, b, T{});
+  const float2 large = unpack(rounded, T{});
+  *reinterpret_cast<unsigned*>(to) = rounded;
+  write_pair(to + kChunk * kSquare, a - large.x, b - large.y);
+}
+
+// In place of the inverse M, 16 columns of diag(1 / beta) M diag(beta), whose numbers 16 bits can represent where betas are small,
+// too.
+template <typename T>
+__device__ inline void balance(const Preparation<T>& m, int group, float (&x)[kChunk / 8][4]) {
+  const float of_rows[2] = {m.beta[group * 16 + m.g], m.beta[group * 16 + m.g + 8]};
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int token = group * 16 + m.g + half * 8;
-    const float by = factor[token];
+  for (int t = 0; t < kChunk / 8; ++t) {
 #pragma unroll
-    for (int t = 0; t < kChunk / 8; ++t) {
-      const float a = x[t][2 * half] * by;
-      const float b = x[t][2 * half + 1] * by;
-      const unsigned rounded = pack(a, b, T{});
-      const float2 large = unpack(rounded, T{});
-      T* const at = to + token * kSquare + t * 8 + m.c;
-      *reinterpret_cast<unsigned*>(at) = rounded;
-      write_pair(at + kChunk * kSquare, a - large.x, b - large.y);
+    for (int e = 0; e < 4; ++e) {
+      x[t][e] *= of_rows[e / 2] * m.inverse_beta[t * 8 + m.c + e % 2];
     }
   }
 }
 
-// 16 columns of W or V', as the rows of MMAs: the inverse times keys or values.
+// These, and times the decay from the chunk's beginning: two parts of 16 bits each, transposed.
+template <typename T>
+__device__ inline void put_inverse(const Preparation<T>& m, int group, const float (&x)[kChunk / 8][4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int token = group * 16 + m.g + half * 8;
+    const float decay = expf(m.total[token]);
+    T* const to = m.factors + token * kSquare + m.c;
+#pragma unroll
+    for (int t = 0; t < kChunk / 8; ++t) {
+      put_parts(to + t * 8, x[t][2 * half] * decay, x[t][2 * half + 1] * decay);
+      put_parts(to + 2 * kChunk * kSquare + t * 8, x[t][2 * half], x[t][2 * half + 1]);
+    }
+  }
+}
+
+// 16 columns of keys or values times such an inverse, as the rows of MMAs.
 template <typename T>
 __device__ inline void multiply_inverse(const T* source, int pitch, const T* inverse, float (&x)[kChunk / 8][4]) {
 #pragma unroll
@@ -266,23 +276,6 @@ __device__ inline void multiply_inverse(const T* source, int pitch, const T* inv
         mma(x[2 * i + 1], rows, columns.z, columns.w, T{});
       }
     }
-  }
-}
-
-// 16 columns of the values, times what their tokens have.
-template <typename T>
-__device__ inline void load_columns(const Preparation<T>& m, int column, float (&x)[kChunk / 8][4]) {
-#pragma unroll
-  for (int i = 0; i < Preparation<T>::kBlocks; ++i) {
-    sums_from<T>(left_transposed(m.v + i * 16 * m.kValues + column, m.kValues), x[2 * i], x[2 * i + 1]);
-  }
-#pragma unroll
-  for (int t = 0; t < kChunk / 8; ++t) {
-    const float2 by = *reinterpret_cast<const float2*>(m.beta + t * 8 + m.c);
-    x[t][0] *= by.x;
-    x[t][1] *= by.y;
-    x[t][2] *= by.x;
-    x[t][3] *= by.y;
   }
 }
 
@@ -304,12 +297,15 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
   __syncthreads();
   const bool with_queries = m.warp >= m.kBlocks;
   const int row = m.warp % m.kBlocks * 16;
-  float x[kChunk / 8][4]{};
   if constexpr (Delta) {
-    put_a(m, p, to);
+    put_a(m, row);
     __syncthreads();
+    if (m.repeated[row / 16] + m.repeated[m.kBlocks + row / 16] > kRepeated * (16 * row + 16 * 15 / 2)) {
+      mark(p, to);
+    }
   }
   // Half of the warps invert I + A, which is one step after the other, while the others compute the scores.
+  float x[kChunk / 8][4]{};
   if (with_queries) {
     multiply_keys<1>(m, m.q, row, 0, x);
   } else if (Delta && m.warp < 2) {
@@ -320,15 +316,15 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
     put_scores(m, p, to, row, x);
   } else if constexpr (Delta) {
     invert(m, m.warp, x);
+    if (to.solve) {
+      write_rows(m, to.solve, block * kChunk + row, x);
+    }
+    balance(m, m.warp, x);
   }
   __syncthreads();  // A and q are done with
   if constexpr (Delta) {
     if (!with_queries) {
-      put_inverse(m, m.warp, x, m.key_factor, m.factors);
-      put_inverse(m, m.warp, x, m.beta, m.factors + 2 * kChunk * kSquare);
-      if (to.solve) {
-        write_rows(m, to.solve, block * kChunk + row, x);
-      }
+      put_inverse(m, m.warp, x);
     }
     __syncthreads();
   }
@@ -347,10 +343,19 @@ __device__ inline void chunk_prepare(const Recurrence& p, const Prepared& to) {
             (of_keys ? m.k : m.v) + column, of_keys ? kPitch : m.kValues, m.factors + (of_keys ? 0 : 2 * kChunk * kSquare),
             columns);
       } else {
-        load_columns(m, column, columns);
+#pragma unroll
+        for (int i = 0; i < m.kBlocks; ++i) {
+          sums_from<T>(left_transposed(m.v + i * 16 * m.kValues + column, m.kValues), columns[2 * i], columns[2 * i + 1]);
+        }
       }
-      constexpr int kMet = Delta ? 1 : kChunk / 8;  // with the delta rule the last tokens have met all others
-      mark<kMet>(p, to, columns + kChunk / 8 - kMet);
+#pragma unroll
+      for (int t = 0; t < kChunk / 8; ++t) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          columns[t][e] *= m.beta[t * 8 + m.c + e % 2];
+        }
+      }
+      mark(p, to, columns);
       write_rows(m, of_keys ? to.w : to.v, of_keys ? block * kChunkKeys + column : block * values + before + column, columns);
     }
     if (before + kChunkColumns < values) {

@@ -55,7 +55,7 @@ struct SharedSums {
 inline constexpr int kSumThreads = 256;
 
 inline constexpr unsigned kPrepareBytes =
-    kChunk * (kChunkKeys + kPad + kChunkColumns + kPad + 4 * (kChunk + kPad)) * 2 + 3 * kChunk * 4;
+    kChunk * (kChunkKeys + kPad + kChunkColumns + kPad + 4 * (kChunk + kPad)) * 2 + 3 * kChunk * 4 + kChunkThreads / 32 * 4;
 inline constexpr unsigned kScanBackBytes = (2 * kChunk * (kChunkKeys + kPad) + (kChunkKeys + kChunk) * (kChunk + kPad) +
                                             (kChunkKeys + 3 * kChunk) * (kScanColumns + kPad)) *
                                                2 +

@@ -117,7 +117,9 @@ class Fusion {
         plan_.giver(weight) || !weight.flags().row_contiguous || !on_16_bytes(weight)) {
       return true;
     }
-    if (first.form && norm->inputs[0].nbytes() > kMostNormBytes) {
+    const bool packed =
+        std::any_of(siblings.gemvs.begin(), siblings.gemvs.end(), [](const OneGemv& each) { return each.form.has_value(); });
+    if (packed && norm->inputs[0].nbytes() > kMostNormBytes) {
       return false;
     }
     siblings.eps = static_cast<const mx::fast::RMSNorm&>(siblings.x.primitive()).state().second;
