@@ -36,6 +36,7 @@ SHAPES = {  # batch, tokens, heads of keys and of values, sizes of a key and of 
     "a prompt with long keys": (1, 100, 1, 2, 192, 40),
 }
 dtypes = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
+halves = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 gates = pytest.mark.parametrize("channels", [False, True], ids=["heads", "channels"])
 
 
@@ -117,7 +118,7 @@ def test_keys_that_are_alike(rng: np.random.Generator, dtype: mx.Dtype, most: fl
     check(arrays, slack=1 if dtype == mx.float32 else 4)
 
 
-@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+@halves
 @pytest.mark.parametrize("tokens", [1000, 4000])
 @pytest.mark.parametrize(("different", "beta"), [(1, 2.0), (1, 1.2), (2, 2.0), (8, 2.0)])
 def test_keys_that_repeat_in_a_long_sequence(rng: np.random.Generator, dtype: mx.Dtype, tokens: int, different: int, beta: float) -> None:
@@ -125,6 +126,27 @@ def test_keys_that_repeat_in_a_long_sequence(rng: np.random.Generator, dtype: mx
     arrays = draw(rng, (1, tokens, 1, 2, 64, 32), dtype, decay=(0.999, 1.0))
     arrays[1] = arrays[1][:, mx.arange(tokens) % different]
     arrays[4] = mx.full(arrays[4].shape, beta, dtype)
+    check(arrays)
+
+
+@halves
+@pytest.mark.parametrize("beta", [1e-2, 1e-4, 1e-6])
+def test_small_betas(rng: np.random.Generator, dtype: mx.Dtype, beta: float) -> None:
+    """The inverse of I + A times these would be too small for 16 bits, but not its products with large values."""
+    arrays = draw(rng, (1, 150, 2, 4, 64, 32), dtype)
+    arrays[2] = 1000 * arrays[2]
+    arrays[4] = mx.full(arrays[4].shape, beta)
+    check(arrays)
+
+
+@halves
+def test_a_large_beta_of_an_empty_key(rng: np.random.Generator, dtype: mx.Dtype) -> None:
+    """It changes nothing, but a beta of 1e5 has no place in float16."""
+    arrays = draw(rng, (1, 150, 2, 4, 64, 32), dtype)
+    at = mx.array(np.arange(150) == 10)[None, :, None]
+    arrays[1] = mx.where(at[..., None], 0, arrays[1])
+    arrays[2] = mx.where(at[..., None], 0.1, arrays[2]).astype(dtype)
+    arrays[4] = mx.where(at, 1e5, arrays[4].astype(mx.float32))
     check(arrays)
 
 
@@ -262,9 +284,6 @@ def check_gradients(rng: np.random.Generator, arrays: list[mx.array], *, more: b
         recurrences.check_gradients(ours, theirs, given, cotangents, GRADIENT_TOLERANCE[arrays[2].dtype], about)
     else:
         mx.eval(mx.vjp(ours, given, cotangents)[1])
-
-
-halves = pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=["float16", "bfloat16"])
 
 
 @halves
