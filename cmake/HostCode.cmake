@@ -42,6 +42,7 @@ function(mlx_cuda_host_code target)
                 -O2 # not CMake's -O3, which makes the modules larger: the time goes into kernels
                 -Wall
                 -Wextra
+                "$<$<CXX_COMPILER_ID:GNU>:--param=ggc-min-heapsize=524288>" # KiB: below that, freeing memory costs more than it saves
                 "-ffile-prefix-map=${PROJECT_SOURCE_DIR}=."
                 "-ffile-prefix-map=${CMAKE_CURRENT_BINARY_DIR}=build"
                 "-ffile-prefix-map=${MLX_CUDA_TOOLKITS}=toolkits"
