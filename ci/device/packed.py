@@ -14,22 +14,18 @@ LC, LP, PB = 0, 4, 4
 PROPERTIES = (PB * 5 + LP) * 9 + LC
 DICTIONARY = 1 << 24  # bytes; the largest fatbin is 13 MB
 LARGEST = 1 << 28
-_FILTERS = [
-    {
-        "id": lzma.FILTER_LZMA1,
-        "preset": 9 | lzma.PRESET_EXTREME,
-        "lc": LC,
-        "lp": LP,
-        "pb": PB,
-        "dict_size": DICTIONARY,
-        "nice_len": 273,
-    }
-]
+SMALLEST = 1 << 12  # dictionary that liblzma takes
+
+
+def _filters(dictionary: int) -> list[dict[str, int]]:
+    preset = 9 | lzma.PRESET_EXTREME
+    return [{"id": lzma.FILTER_LZMA1, "preset": preset, "lc": LC, "lp": LP, "pb": PB, "dict_size": dictionary, "nice_len": 273}]
 
 
 def pack(fatbin: bytes) -> bytes:
     """Any program that reads LZMA files, such as xz, unpacks it."""
-    return HEADER.pack(PROPERTIES, DICTIONARY, len(fatbin)) + lzma.compress(fatbin, lzma.FORMAT_RAW, filters=_FILTERS)
+    filters = _filters(max(SMALLEST, min(DICTIONARY, len(fatbin))))  # a larger one changes no byte, and takes 25 ms to clear
+    return HEADER.pack(PROPERTIES, DICTIONARY, len(fatbin)) + lzma.compress(fatbin, lzma.FORMAT_RAW, filters=filters)
 
 
 def unpack(data: bytes) -> bytes:
@@ -39,7 +35,7 @@ def unpack(data: bytes) -> bytes:
     properties, dictionary, size = HEADER.unpack_from(data)
     if (properties, dictionary) != (PROPERTIES, DICTIONARY) or size > LARGEST:
         raise ValueError(f"the header {data[: HEADER.size].hex()}, expected that of an LZMA file with lc={LC} lp={LP} pb={PB}")
-    stream = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_FILTERS)
+    stream = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=_filters(DICTIONARY))
     try:
         fatbin = stream.decompress(data[HEADER.size :], size + 1)
         if len(fatbin) <= size and not stream.eof and not stream.needs_input:

@@ -27,7 +27,7 @@ from ci.repair import sbom
 from ci.toolkit import roots
 from ci.wheelfile.wheel import DEVICE, MANIFEST
 
-from .damage_support import later, pack
+from .damage_support import later
 
 Files = dict[str, bytes]
 
@@ -97,7 +97,7 @@ def device_code(arch: Sequence[str] = ("declared",)) -> Files:
     """The members of good device code: a packed fatbin for each source that has code for these GPUs, and the manifest."""
     sources = plan.sources(arch)
     targets = {source.name: source.targets for source in sources}
-    fatbins = {name: pack(fatbin(each.sass, each.ptx, f"{name}.cu")) for name, each in targets.items()}
+    fatbins = {name: packed.pack(fatbin(each.sass, each.ptx, f"{name}.cu")) for name, each in targets.items()}
     told = {
         name: manifest.Fatbin(hashlib.sha256(data).hexdigest(), len(data), targets[name].sass, targets[name].ptx)
         for name, data in fatbins.items()

@@ -12,7 +12,6 @@ import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ci.device import packed
@@ -182,11 +181,6 @@ def without(bom: Any, name: str) -> None:
     bom["components"] = [each for each in bom["components"] if not each["bom-ref"].startswith(name)]
 
 
-@cache
-def pack(data: bytes) -> bytes:
-    return packed.pack(data)
-
-
 @later
 def device(files: Files, change: Callable[[bytes], bytes], manifest: Callable[[Any], object] = lambda _: None) -> None:
     """Other fatbins, which manifest and modules know."""
@@ -194,7 +188,7 @@ def device(files: Files, change: Callable[[bytes], bytes], manifest: Callable[[A
     told = json.loads(files[MANIFEST])
     for source, facts in told["fatbins"].items():
         name = f"{DEVICE}{source}.fatbin.lzma"
-        files[name] = pack(change(packed.unpack(files[name])))
+        files[name] = packed.pack(change(packed.unpack(files[name])))
         facts.update(sha256=hashlib.sha256(files[name]).hexdigest(), size=len(files[name]))
     manifest(told)
     files[MANIFEST] = (json.dumps(told, indent=1, sort_keys=True) + "\n").encode()

@@ -13,6 +13,7 @@ import pytest
 
 from ci.audit import audit_wheel, describe, disagreements
 from ci.audit.checks import SAME_DEVICE
+from ci.device.packed import pack
 from ci.errors import EnvironmentProblem
 from ci.matrix import newest_first
 from ci.toolkit import roots
@@ -33,7 +34,7 @@ from .audit_support import (
     with_sbom,
     write_wheel,
 )
-from .damage_support import later, pack
+from .damage_support import later
 
 CHECKS = ("device", "device-digest")
 DECODE = f"{DEVICE}decode.fatbin.lzma"

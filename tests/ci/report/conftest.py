@@ -10,6 +10,7 @@ import pytest
 
 from ci.audit import providers
 from ci.audit.checks import CHECKS
+from ci.device.packed import pack
 from ci.report import verdict
 from ci.report.model import Report, make
 from ci.wheelfile.wheel import DEVICE
@@ -27,7 +28,6 @@ from ..audit_support import (
     with_module,
     write_wheel,
 )
-from ..damage_support import pack
 
 HOSTILE = 'mlx_cuda/"><img src=x onerror=alert(1)></style><script>alert(1)</script>\u202e\x1b[2J.py'
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ci.device.packed import pack
 from ci.report import page
 from ci.report.model import make
 from ci.report.page import render
@@ -20,7 +21,6 @@ from ..audit_support import (
     fatbin,
     with_module,
 )
-from ..damage_support import pack
 
 
 def test_what_changed(wheel: Callable[..., Path], world: World) -> None:

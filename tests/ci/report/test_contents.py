@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ci.device.packed import unpack
+from ci.device.packed import pack, unpack
 from ci.report.contents import Label, examine, parts
 from ci.report.model import make
 from ci.report.page import render
@@ -26,7 +26,6 @@ from ..audit_support import (
     fatbin,
     with_module,
 )
-from ..damage_support import pack
 
 
 def test_every_byte_of_a_module_has_one_label(world: World) -> None:

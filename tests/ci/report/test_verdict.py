@@ -10,6 +10,7 @@ import pytest
 from markupsafe import escape
 
 from ci.audit.checks import ACROSS, CHECKS, SAME_DEVICE, SAME_METADATA
+from ci.device.packed import pack
 from ci.errors import EnvironmentProblem
 from ci.report import contents, coverage, page, verdict
 from ci.report.model import make
@@ -27,7 +28,6 @@ from ..audit_support import (
     replaced,
     with_module,
 )
-from ..damage_support import pack
 
 
 def test_a_good_set(wheel: Callable[..., Path], windows_wheel: Callable[..., Path]) -> None:
