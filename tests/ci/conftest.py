@@ -16,7 +16,6 @@ from ci.audit import audit_wheel, providers
 from ci.errors import EnvironmentProblem
 from ci.matrix import Platform, System
 from ci.release import upload
-from ci.toolkit import roots
 
 from . import toolkit_support
 from .audit_support import NAMES, QUICK, Change, Files, World, good_files, make_world, said, with_sbom, write_wheel
@@ -110,14 +109,18 @@ def twine_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "process", SimpleNamespace(run=twine_in_this_process, TookTooLong=process.TookTooLong))
 
 
+@pytest.fixture(scope="session")
+def locked_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What each test has a copy of: to lock takes longer than most of them."""
+    folder = tmp_path_factory.mktemp("index")
+    with toolkit_support.in_force(toolkit_support.make_index(folder)) as made:
+        toolkit_support.write_lock(made)
+    return folder
+
+
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[toolkit_support.Index]:
+def index(tmp_path: Path, locked_index: Path) -> Iterator[toolkit_support.Index]:
     """The toolkits' index for one test: what installs asks it, and writes into its folders."""
-    made = toolkit_support.make_index(tmp_path)
-    monkeypatch.setattr(roots, "TOOLKITS", made.toolkits)
-    for name, value in made.environment.items():
-        monkeypatch.setenv(name, value)
-    roots.declared.cache_clear()
-    toolkit_support.write_lock(made)
-    yield made
-    roots.declared.cache_clear()
+    shutil.copytree(locked_index, tmp_path, dirs_exist_ok=True)
+    with toolkit_support.in_force(toolkit_support.index_in(tmp_path)) as made:
+        yield made

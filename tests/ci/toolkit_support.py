@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,9 +107,8 @@ print(provision.install({ROOT!r}, matrix.load().platform({platform!r})).cached, 
         )
 
 
-def make_index(folder: Path) -> Index:
-    """Two packages for three platforms, and a root of both, locked."""
-    index = Index(
+def index_in(folder: Path) -> Index:
+    return Index(
         folder / "wheels",
         folder / "toolkits",
         folder / "cache",
@@ -119,6 +120,11 @@ def make_index(folder: Path) -> Index:
             "MLX_CUDA_TOOLKITS": str(folder / "cache"),
         },
     )
+
+
+def make_index(folder: Path) -> Index:
+    """Two packages for three platforms, and a root of both."""
+    index = index_in(folder)
     for path in (index.wheels, index.toolkits, index.cache):
         path.mkdir()
     for platform, tag in TAGS.items():
@@ -126,6 +132,18 @@ def make_index(folder: Path) -> Index:
         write_wheel(index.wheels, "acme_blas", "2.0", tag, blas_files(platform))
     declare(index)
     return index
+
+
+@contextmanager
+def in_force(index: Index) -> Iterator[Index]:
+    """Installs ask this index alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(roots, "TOOLKITS", index.toolkits)
+        for name, value in index.environment.items():
+            patch.setenv(name, value)
+        roots.declared.cache_clear()
+        yield index
+    roots.declared.cache_clear()
 
 
 def declare(index: Index, extra: str = "", packages: tuple[str, ...] = ("acme-runtime==1.0", "acme-blas==2.0")) -> None:
