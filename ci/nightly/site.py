@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..matrix import load
 from .wheels import Nightly
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def wheels(site: Path) -> Path:
@@ -55,9 +59,13 @@ def _json(files: Sequence[Nightly]) -> dict[str, Any]:
     }
 
 
-def _render(template: str, **values: Any) -> str:
+@cache  # with its compiled templates
+def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     folder = FileSystemLoader(Path(__file__).parent / "templates")
-    environment = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.get_template(template).render(**values)
+    return Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
+def _render(template: str, **values: Any) -> str:
+    return _environment().get_template(template).render(**values)
