@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,13 @@ def commit() -> str | None:
         return None
 
 
+@cache  # reading the metadata of all that is installed takes a fifth of a second
+def distributions() -> dict[str, str]:
+    """Versions of what takes part in a measurement, sorted by name."""
+    found = {each.metadata["Name"]: each.version for each in metadata.distributions()}
+    return {name: found[name] for name in sorted(found, key=str.lower) if DISTRIBUTIONS.fullmatch(name)}
+
+
 def collect(arguments: Sequence[str], *, torch: Any | None, commit_name: str | None, wheel: Path | None, quick: bool) -> dict[str, Any]:
     """Everything that is known before the first measurement."""
     return {
@@ -101,9 +109,5 @@ def collect(arguments: Sequence[str], *, torch: Any | None, commit_name: str | N
         "gpu_before": gpu_state(),
         "native": native(),
         "torch": torch_versions(torch) if torch else None,
-        "distributions": {
-            name: distribution.version
-            for distribution in sorted(metadata.distributions(), key=lambda each: each.metadata["Name"].lower())
-            if DISTRIBUTIONS.fullmatch(name := distribution.metadata["Name"])
-        },
+        "distributions": distributions(),
     }
