@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
@@ -17,6 +18,7 @@ from mlx_cuda._explain import EXPLAINED
 
 from benchmarks.__main__ import ATTENTION, GROUPS, MATMUL, RESULTS, main, warnings
 from benchmarks.cases import GROUPS as CASES
+from benchmarks.cases import base
 from benchmarks.cases.base import UnavailableError, operation
 from benchmarks.cases.linear_attention import FLA, Fla, FlaGraph
 from benchmarks.decoding import bytes_of_step
@@ -32,6 +34,14 @@ from benchmarks.timing import MlxEngine, Settings, Side, Timing, measure
 from .invented import results_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "performance.md"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_inputs() -> Iterator[None]:
+    """On the CPU it takes long to draw as many as no cache of a GPU holds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "ROTATED_BYTES", 4 << 20)
+        yield
 
 
 @pytest.fixture(scope="module")
