@@ -37,7 +37,7 @@ __device__ inline void scan_tokens(Recurrence p, Work work, StateTile& state, in
   const int row = threadIdx.x / kRecurrentLanes;
   Rows<1, kChunkKeys> rows;
   rows.load<kScanColumns>(p, work, row);
-  advance_tokens<kChunkKeys, false>(p, work, rows, row, first, min(first + kChunk, work.end));
+  advance_tokens<kScanColumns, false>(p, work, rows, row, first, min(first + kChunk, work.end));
   rows.store<kScanColumns>(p, work, row);
   __syncthreads();
   state.load(p.state_out);

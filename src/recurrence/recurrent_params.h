@@ -10,7 +10,8 @@ inline constexpr int kRecurrentTokens = 16;    // whose operands are in shared m
 inline constexpr int kRecurrentKeys = 4 * kRecurrentLanes;  // elements of a key in one step of all lanes
 inline constexpr int kRecurrentLargestKey = 256;
 inline constexpr int kFewTokens = 4;  // of a sequence, for which the kernel without shared memory is the better one
-inline constexpr int kFewThreads = kRecurrentRows * kRecurrentLanes;
+inline constexpr int kFewThreads = 128;
+inline constexpr int kFewBlocks = 5;  // on an SM, of short keys
 
 // As operands are stored; all arithmetic is float32.
 enum class Stored : int { float32, float16, bfloat16 };

@@ -174,17 +174,18 @@ struct Rows {
   }
 };
 
-// Tokens [begin, end) in order, eight lanes for a row of the state: recurrent.cu has the formulas. A masked token leaves the
-// state unchanged, and gives zeros.
-template <int Keys, bool Channels>
-__device__ inline void advance_tokens(const Recurrence& p, const Work& work, Rows<1, Keys>& state, int row, int begin, int end) {
+// Tokens [begin, end) in order, eight lanes for rows of the state, `Apart` after each other: recurrent.cu has the formulas. A
+// masked token leaves the state unchanged, and gives zeros.
+template <int Apart, bool Channels, int Count, int Keys>
+__device__ inline void advance_tokens(
+    const Recurrence& p, const Work& work, Rows<Count, Keys>& state, int row, int begin, int end) {
   constexpr int kSteps = Keys / kRecurrentKeys;
   const int lane = threadIdx.x % kRecurrentLanes;
-  const bool is_row = work.first_row + row < p.value_size;
+  const auto is_row = [&](int r) { return work.first_row + row + r * Apart < p.value_size; };
   for (int token = begin; token < end; ++token) {
     const bool seen = is_seen(p, work.batch, token);
     uint4 raw_k[kSteps]{}, raw_q[kSteps]{}, raw_g[kSteps]{};
-    unsigned decay = 0, beta = 0, value = 0;
+    unsigned decay = 0, beta = 0, values[Count]{};
     if (seen) {
 #pragma unroll
       for (int j = 0; j < kSteps; ++j) {
@@ -201,8 +202,11 @@ __device__ inline void advance_tokens(const Recurrence& p, const Work& work, Row
         decay = load(p.g.data, place(p.g, work.batch, token, work.head), p.g.type);
       }
       beta = load(p.beta.data, place(p.beta, work.batch, token, work.head), p.beta.type);
-      if (is_row) {
-        value = load(p.v.data, place(p.v, work.batch, token, work.head) + work.first_row + row, p.v.type);
+#pragma unroll
+      for (int r = 0; r < Count; ++r) {
+        if (is_row(r)) {
+          values[r] = load(p.v.data, place(p.v, work.batch, token, work.head) + work.first_row + row + r * Apart, p.v.type);
+        }
       }
     }
     float4 g[kSteps], k[kSteps], q[kSteps];
@@ -215,11 +219,17 @@ __device__ inline void advance_tokens(const Recurrence& p, const Work& work, Row
       qk += sum(multiply(q[j], k[j]));
     }
     qk = of_near_lanes<1, kRecurrentLanes>(qk, Sum{});
-    const float v[1] = {number(value, p.v.type)};
-    float y[1];
+    float v[Count], y[Count];
+#pragma unroll
+    for (int r = 0; r < Count; ++r) {
+      v[r] = number(values[r], p.v.type);
+    }
     state.advance(p.delta, g, k, q, v, number(beta, p.beta.type), qk, y);
-    if (lane == 0 && is_row) {
-      store(p.out, work.out(p, token, row), seen ? y[0] : 0.0f, p.v.type);
+#pragma unroll
+    for (int r = 0; r < Count; ++r) {
+      if (lane == 0 && is_row(r)) {
+        store(p.out, work.out(p, token, row + r * Apart), seen ? y[r] : 0.0f, p.v.type);
+      }
     }
   }
 }
