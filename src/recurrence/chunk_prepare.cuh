@@ -136,21 +136,21 @@ __device__ inline void write_rows(const Preparation<T>& m, void* to, long long r
   }
 }
 
-// The scores, from the products of 16 queries with keys.
+// The scores, of 16 queries times keys.
 template <typename T>
 __device__ inline void put_scores(
-    const Preparation<T>& m, const Recurrence& p, const Prepared& to, int row, float (&products)[kChunk / 8][4]) {
-  mark(p, to, products);  // later tokens are zeros
+    const Preparation<T>& m, const Recurrence& p, const Prepared& to, int row, float (&sums)[kChunk / 8][4]) {
+  mark(p, to, sums);  // later tokens are zeros
 #pragma unroll
   for (int t = 0; t < kChunk / 8; ++t) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int i = row + m.g + e / 2 * 8;
       const int column = t * 8 + m.c + e % 2;
-      products[t][e] = column <= i ? expf(m.total[i] - m.total[column]) * products[t][e] : 0.0f;
+      sums[t][e] = column <= i ? expf(m.total[i] - m.total[column]) * sums[t][e] : 0.0f;
     }
   }
-  write_rows(m, to.p, static_cast<long long>(blockIdx.x) * kChunk + row, products);
+  write_rows(m, to.p, static_cast<long long>(blockIdx.x) * kChunk + row, sums);
 }
 
 // The inverses of the squares on the diagonal, by two warps, a column for each thread.
@@ -231,8 +231,7 @@ __device__ inline void put_parts(T* to, float a, float b) {
   write_pair(to + kChunk * kSquare, a - large.x, b - large.y);
 }
 
-// In place of the inverse M, 16 columns of diag(1 / beta) M diag(beta), whose numbers 16 bits can represent where betas are small,
-// too.
+// Makes 16 columns of the inverse M those of diag(1 / beta) M diag(beta): 16 bits can represent them where betas are small, too.
 template <typename T>
 __device__ inline void balance(const Preparation<T>& m, int group, float (&x)[kChunk / 8][4]) {
   const float of_rows[2] = {m.beta[group * 16 + m.g], m.beta[group * 16 + m.g + 8]};
