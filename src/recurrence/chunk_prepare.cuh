@@ -222,7 +222,7 @@ __device__ inline void invert(const Preparation<T>& m, int group, float (&x)[kCh
   }
 }
 
-// Two numbers rounded to 16 bits, and in the next square what that leaves of them.
+// a and b, rounded; and what that leaves of them, in the next square.
 template <typename T>
 __device__ inline void put_parts(T* to, float a, float b) {
   const unsigned rounded = pack(a, b, T{});
