@@ -1,9 +1,8 @@
-// Python bindings of linear, and of quantized, gathered, grouped and FP8 matmuls. Python has checked shapes and dtypes, and has
-// chosen the engine.
+// Python bindings of quantized, gathered, grouped and FP8 matmuls. Python has checked shapes and dtypes, and has chosen the
+// engine.
 #include "bindings/parts.h"
 
 #include "matmul/dense/cublaslt_tuning.h"
-#include "matmul/dense/linear.h"
 #include "matmul/fp8/fp8.h"
 #include "matmul/grouped/primitive.h"
 #include "matmul/grouped/upstream_operand.h"
@@ -26,17 +25,6 @@
 namespace mlx_cuda {
 
 namespace {
-
-using MaybeName = std::optional<std::string>;
-
-mx::array run_linear(
-    const mx::array& x, const mx::array& w, const MaybeArray& bias, const MaybeName& activation, const mx::Stream& stream) {
-  if (activation && activation != "relu" && activation != "gelu_approx") {
-    throw std::invalid_argument("[linear] Unknown activation, got '" + *activation + "'.");
-  }
-  const Activation known = !activation ? Activation::none : activation == "relu" ? Activation::relu : Activation::gelu_approx;
-  return linear(x, w, bias, known, stream);
-}
 
 mx::array run_dequantize(
     const mx::array& w,
@@ -123,7 +111,6 @@ void set_tuned(const std::vector<Tuned>& all) {
 }  // namespace
 
 void bind_matmul(nb::module_& m) {
-  m.def("linear", &run_linear, "x"_a, "w"_a, "bias"_a.none(), "activation"_a.none(), "stream"_a);
   m.def(
       "dequantize", &run_dequantize, "w"_a, "scales"_a, "biases"_a.none(), "group_size"_a, "bits"_a, "mode"_a, "dtype"_a,
       "stream"_a);

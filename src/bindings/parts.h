@@ -11,7 +11,7 @@ using namespace nb::literals;
 // The engines of attention.
 void bind_attention(nb::module_& m);
 
-// Linear, and quantized, gathered, grouped and FP8 matmuls.
+// Quantized, gathered, grouped and FP8 matmuls.
 void bind_matmul(nb::module_& m);
 
 // Linear attention, whose state replaces the KV cache.
@@ -25,8 +25,5 @@ void forget_calls();
 
 // Decoding steps that are captured once and launched for each token.
 void bind_decoding(nb::module_& m);
-
-// All-reduce, SwiGLU, memory, device code, warnings, and the machine's figures.
-void bind_runtime(nb::module_& m);
 
 }  // namespace mlx_cuda
