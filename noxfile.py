@@ -46,7 +46,7 @@ def test_wheel(session: nox.Session, *folders: str) -> None:
     path, extra = install_wheel(session)
     # By files, as what the tests of one share is made once; in the order of tests/conftest.py. Each process has all tests to collect.
     workers = ["-n", "auto", "--maxprocesses", "8", "--dist", "loadfile", "--no-loadscope-reorder"] if extra == "cpu" else []
-    # Workers, and the many processes of tests, import what is compiled, also where Python is told to keep nothing.
+    # With PYTHONDONTWRITEBYTECODE each worker, and each of the many processes of tests, would compile all that it imports.
     settings = {"MLX_CUDA_WHEEL": str(path.resolve()), "PYTHONDONTWRITEBYTECODE": None}
     session.run("python", "-m", "pytest", *folders, *workers, *session.posargs, env=settings)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -57,6 +57,12 @@ def loaded(store: Store, key: str, title: str) -> bytes:
     return data
 
 
+def check_unchanged(sources: Sequence[plan.Source]) -> None:
+    """Keys are of the files as they were before: what was compiled of others must not be kept under them."""
+    if changed := [source.path.name for source in sources if replace(source).inputs != source.inputs]:
+        raise CheckFailed(f"{', '.join(changed)}, or a header of it, has changed while it was compiled; build again")
+
+
 def whole_cubin(image: bytes, title: str) -> bytes:
     """The image, an ELF file. Where the disk is full, ptxas leaves a part of one, or nothing, and no error."""
     if image.startswith(b"\x7fELF") and len(image) >= 64:
@@ -76,6 +82,7 @@ def perform(step: Step, using: compilers.Tools, store: Store) -> tuple[float, in
 
     if step.rank == 0:
         data = compilers.compile_ptx(using, step.source.path, step.architecture, step.source.root, plan.OPTIONS)
+        check_unchanged([step.source])
     elif step.front:
         data = whole_cubin(compilers.assemble(using, load(step.front), step.architecture, step.source.path.name), step.title)
     else:
@@ -123,6 +130,7 @@ def build(sources: Sequence[plan.Source], output: Path, store: Store) -> manifes
             compile_all(todo, store)
         fatbins |= {source.name: loaded(store, source.fatbin_key, source.name) for source in lacking}
         store.prune()
+        check_unchanged(sources)  # a manifest that is newer than an edit would pass for one that knows it
     return manifest.write(output, sources, fatbins)
 
 

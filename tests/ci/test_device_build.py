@@ -208,6 +208,32 @@ def test_a_part_of_a_cubin_is_not_kept(src: Path, tmp_path: Path, monkeypatch: p
     assert kept.get(sass.key)
 
 
+def test_what_an_edit_meets_is_not_kept(src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler reads the edited header, but the key is of the one before."""
+    (source, _), compile_ptx, kept = plan.sources(["90"], src), compilers.compile_ptx, store.Store(tmp_path / "kept")
+    ptx = steps(source)[0]
+
+    def edited(*given: Any) -> bytes:
+        edit(src / "kernels" / "shared.h", "2 * x", "3 * x")
+        return compile_ptx(*given)
+
+    monkeypatch.setattr(compilers, "compile_ptx", edited)
+    with pytest.raises(CheckFailed, match=r"^first\.cu, or a header of it, has changed while it was compiled; build again$"):
+        perform(ptx, compilers.tools(), kept)
+    assert kept.get(ptx.key) is None
+
+
+def test_an_edit_is_not_older_than_the_manifest(src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build system compares their times, and would not build again."""
+    output = tmp_path / "output"
+    with monkeypatch.context() as patch:  # the last that is done before the manifest is written
+        patch.setattr(store.Store, "prune", lambda _: edit(src / "kernels" / "first.cu", "threadIdx.x", "blockIdx.x"))
+        with pytest.raises(CheckFailed, match=r"^first\.cu, or a header of it, has changed"):
+            device.make(output, TARGETS)
+    assert not (output / manifest.NAME).exists()
+    assert device.make(output, TARGETS).inputs == manifest.inputs(plan.sources(TARGETS))
+
+
 def test_a_failing_packer_names_the_call(tools: compilers.Tools) -> None:
     with pytest.raises(CheckFailed, match=r"^nvFatbinAddCubin: "):
         compilers.NvFatbin(tools.nvfatbin).pack("first.cu", {"90a": b"not SASS"}, {})

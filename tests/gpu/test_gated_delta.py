@@ -132,7 +132,7 @@ def test_keys_that_repeat_in_a_long_sequence(rng: np.random.Generator, dtype: mx
 @halves
 @pytest.mark.parametrize("beta", [1e-2, 1e-4, 1e-6])
 def test_small_betas(rng: np.random.Generator, dtype: mx.Dtype, beta: float) -> None:
-    """The inverse of I + A times these would be too small for 16 bits, but not its products with large values."""
+    """Times the inverse of I + A they are subnormal in float16; times large values as well, they are not."""
     arrays = draw(rng, (1, 150, 2, 4, 64, 32), dtype)
     arrays[2] = 1000 * arrays[2]
     arrays[4] = mx.full(arrays[4].shape, beta)
@@ -141,7 +141,7 @@ def test_small_betas(rng: np.random.Generator, dtype: mx.Dtype, beta: float) -> 
 
 @halves
 def test_a_large_beta_of_an_empty_key(rng: np.random.Generator, dtype: mx.Dtype) -> None:
-    """It changes nothing, but a beta of 1e5 has no place in float16."""
+    """A key of zeros changes nothing, whatever its beta; 1e5 is infinity in float16."""
     arrays = draw(rng, (1, 150, 2, 4, 64, 32), dtype)
     at = mx.array(np.arange(150) == 10)[None, :, None]
     arrays[1] = mx.where(at[..., None], 0, arrays[1])
